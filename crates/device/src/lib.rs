@@ -1,0 +1,20 @@
+//! Streams, events, buffers and operations: everything the engine and the models know of a machine.
+//!
+//! Owns: the [`Device`] and [`Stream`] traits, the closed set of operations ([`Op`]) with the buffers that
+//! each one reads and writes, the CPU device (streams are in-order executors on threads, and every operation
+//! has its reference implementation here), and the stream sanitizer.
+//!
+//! Must not know: models, nodes, requests, lanes, CUDA, the wire. A lane is just a [`Stream`] to this crate.
+//! The CUDA device implements the same traits in its own crate.
+
+mod buffer;
+mod error;
+pub mod op;
+mod stream;
+
+pub use buffer::{Buffer, BufferSpec, DType, Matrix, MatrixSpec, Place, View};
+pub use error::{DeviceError, Result};
+pub use op::Op;
+pub use stream::{
+    Device, DeviceFacts, Event, Graph, Launcher, Priority, Stream, StreamConfig, Touch, TouchKind, Touches,
+};

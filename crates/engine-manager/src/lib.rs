@@ -1,0 +1,1 @@
+//! laneway-engine-manager

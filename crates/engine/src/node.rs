@@ -1,0 +1,208 @@
+//! What a model's node implements: the seam between the engine and a model.
+//!
+//! A node runs as one batched step. The engine decides which rows are in it; the node turns rows into index
+//! buffers and operations, and after the step landed turns its results into outcomes. A node is owned by the
+//! one thread that launches it (the chain's, or its lane's launch thread).
+
+use std::any::Any;
+use std::sync::Arc;
+
+use laneway_device::{Event, Launcher, Touches};
+
+/// A request inside this worker.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct RequestId(pub u64);
+
+/// Index of a walk in the model's declaration.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct WalkId(pub usize);
+
+/// What the caller submitted, in the model's own type. Nodes downcast it.
+pub type Payload = Arc<dyn Any + Send + Sync>;
+
+/// A node's own state of one request, made by [`Node::open`].
+pub type RowState = Box<dyn Any + Send>;
+
+/// The result a request edge delivers, in the model's own type.
+pub type EdgeResult = Arc<dyn Any + Send + Sync>;
+
+/// How much of a resource a request needs before its walk may be admitted.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Need {
+    /// Resource key.
+    pub resource: String,
+    /// Slots, or pages of a paged cache: enough for the request's whole life.
+    pub slots: u32,
+}
+
+/// What a request holds of one resource: slot or page numbers. Frees itself on drop (see `resource`).
+#[derive(Debug, Clone, Copy)]
+pub struct Grant<'a> {
+    /// Resource key.
+    pub resource: &'a str,
+    /// Slot or page numbers, in position order.
+    pub slots: &'a [u32],
+}
+
+/// One item of a stream edge.
+#[derive(Debug, Clone)]
+pub struct Item {
+    /// Its number in the stream, from 0.
+    pub index: u32,
+    /// `item_words` words.
+    pub words: Arc<[i32]>,
+    /// Row of the edge's device ring that holds it (`[slots * capacity, item_words]`); `None` when it came
+    /// from outside this worker or from a prime walk, and the consumer must copy `words` in.
+    pub ring_row: Option<u32>,
+}
+
+/// One row of a step.
+#[derive(Debug)]
+pub struct StepRow<'a> {
+    /// Whose.
+    pub request: RequestId,
+    /// What was submitted.
+    pub payload: &'a Payload,
+    /// The node's state for it.
+    pub state: &'a mut RowState,
+    /// What it holds of the resources that the node declares.
+    pub grants: &'a [Grant<'a>],
+    /// Stream and prime walks: the window. Others: empty.
+    pub items: &'a [Item],
+    /// Stream walks: this is the last window of the stream.
+    pub last: bool,
+    /// Producer walks: row of the edge's device ring that this step's item goes to.
+    pub ring_row: Option<u32>,
+    /// Results of the request edges that lead to this walk.
+    pub results: &'a [EdgeResult],
+}
+
+/// A row that cannot run, with the reason its caller sees. It never fails its neighbours.
+#[derive(Debug, Clone, thiserror::Error)]
+#[error("{message}")]
+pub struct RowError {
+    /// Whether the caller's input is at fault.
+    pub invalid_argument: bool,
+    /// Which field, when one is at fault.
+    pub field: Option<String>,
+    /// What is wrong and what to send instead.
+    pub message: String,
+}
+
+/// What a landed step did for one row.
+#[derive(Debug, Default)]
+pub struct RowOutcome {
+    /// Items made (words each), for the walk's stream edge.
+    pub items: Vec<Arc<[i32]>>,
+    /// Samples or other final output for the caller.
+    pub output: Option<Vec<f32>>,
+    /// Result for the walk's request edges.
+    pub result: Option<EdgeResult>,
+    /// The walk ends here, and why.
+    pub finish: Option<FinishReason>,
+    /// The row failed; everything else in this outcome is ignored.
+    pub error: Option<RowError>,
+}
+
+/// Why a request's stream ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum FinishReason {
+    /// The end token.
+    Stop,
+    /// The frame budget.
+    Length,
+    /// A `stop`: what was made is flushed.
+    Stopped,
+}
+
+/// Index into a node's double-buffered plan: the chain stages step N+1 while N runs, so it uses 0 and 1 in
+/// turn (its pinned rings are deeper where results are read later still). Lanes always use 0.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Stage(pub usize);
+
+/// One node of a model.
+pub trait Node: Send {
+    /// Name in the declaration.
+    fn name(&self) -> &str;
+
+    /// Most rows of one step of `walk`. For `Entry` walks also bounded by [`Node::fits`].
+    fn max_rows(&self, walk: WalkId) -> usize;
+
+    /// Make the node's state for a request. Runs on the node's own thread, before its first step.
+    fn open(&mut self, walk: WalkId, payload: &Payload) -> Result<RowState, RowError>;
+
+    /// What a request needs of this node's resources for its whole life.
+    fn needs(&self, payload: &Payload) -> Vec<Need>;
+
+    /// Whether one more row (by payload) fits beside those already chosen (packed prefill tokens, say).
+    fn fits(&self, walk: WalkId, chosen: &[Payload], next: &Payload) -> bool {
+        let _ = (walk, chosen, next);
+        true
+    }
+
+    /// Fill this stage's index buffers and say what the step touches. A row error takes that row out of the
+    /// step: the engine plans again without it.
+    fn plan(
+        &mut self,
+        walk: WalkId,
+        stage: Stage,
+        rows: &mut [StepRow<'_>],
+        touches: &mut Touches,
+    ) -> Result<(), PlanError>;
+
+    /// Queue the planned step. `producers` were already waited for on this stream. Captures, if the node
+    /// uses any, were made in [`Node::warm_up`] on this same stream.
+    fn forward(
+        &mut self,
+        walk: WalkId,
+        stage: Stage,
+        n_rows: usize,
+        launcher: &Launcher<'_>,
+    ) -> laneway_device::Result<()>;
+
+    /// Advance lengths and offsets of the rows: right after a successful forward, before it lands.
+    fn commit(&mut self, walk: WalkId, rows: &mut [StepRow<'_>]);
+
+    /// Turn a landed step into outcomes, one for each row, in order. `None` in `rows`: the row went away
+    /// meanwhile (cancelled, or overrun after its end); skip it and return a default outcome.
+    fn postprocess(
+        &mut self,
+        walk: WalkId,
+        stage: Stage,
+        rows: &mut [Option<StepRow<'_>>],
+    ) -> Vec<RowOutcome>;
+
+    /// Make captures for the buckets and run every walk once on zeros, on the given launcher's stream.
+    fn warm_up(&mut self, launcher: &Launcher<'_>) -> laneway_device::Result<()>;
+}
+
+/// Why a plan did not come about.
+#[derive(Debug, thiserror::Error)]
+pub enum PlanError {
+    /// These rows (by index) cannot run; the others can.
+    #[error("{} rows cannot run", .0.len())]
+    Rows(Vec<(usize, RowError)>),
+    /// The device refused.
+    #[error(transparent)]
+    Device(#[from] laneway_device::DeviceError),
+}
+
+/// A device ring of a stream edge that producers write and consumers read on the device.
+#[derive(Debug, Clone)]
+pub struct EdgeRing {
+    /// `[slots * capacity, item_words]` i32.
+    pub buffer: laneway_device::Buffer,
+    /// Requests that can hold a ring at once.
+    pub slots: u32,
+    /// Items of one request.
+    pub capacity: u32,
+    /// Words of an item.
+    pub item_words: u32,
+}
+
+/// The step a chunk waits for: the producer step's own event, never the whole chain stream.
+#[derive(Debug, Clone)]
+pub struct Producer {
+    /// Event recorded right behind the producing step.
+    pub event: Event,
+}

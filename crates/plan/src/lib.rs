@@ -1,0 +1,8 @@
+//! What a deployment is and whether it may run: pure data and rules, no device, no network.
+//!
+//! Owns: the deployment configuration (raw and checked), model declarations, the node-to-lane validator with
+//! every refusal, memory budgets, and the worker plan that the engine-manager hands out.
+//!
+//! Must not know: any particular model (declarations come from `models-decl`), devices, gRPC.
+
+pub mod declaration;

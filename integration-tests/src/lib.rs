@@ -1,0 +1,1 @@
+//! Harness that starts the real binaries on port 0.
