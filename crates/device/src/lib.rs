@@ -8,6 +8,7 @@
 //! The CUDA device implements the same traits in its own crate.
 
 mod buffer;
+mod cpu;
 mod error;
 pub mod op;
 mod stream;

@@ -7,7 +7,8 @@
 use std::any::Any;
 use std::sync::Arc;
 
-use laneway_device::{Event, Launcher, Touches};
+use laneway_device::{Buffer, Device, Event, Launcher, Stream, Touches};
+use laneway_plan::declaration::ModelDeclaration;
 
 /// A request inside this worker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -205,4 +206,55 @@ pub struct EdgeRing {
 pub struct Producer {
     /// Event recorded right behind the producing step.
     pub event: Event,
+}
+
+/// A resource as a node sees it: one pool of equal slots (state slots or KV pages) of 4-byte words.
+#[derive(Debug, Clone)]
+pub struct BoundResource {
+    /// Resource key.
+    pub key: String,
+    /// `[slots, slot_words]`, dtype `F32` (bit sets reuse the words).
+    pub pool: Buffer,
+    /// Slots or pages.
+    pub slots: u32,
+    /// 4-byte words of a slot.
+    pub slot_words: usize,
+    /// Positions of a page, for a paged cache; 0 otherwise.
+    pub page_size: u32,
+}
+
+/// What a node is built with. It gets the resources that it declares and no others.
+#[derive(Debug, Clone)]
+pub struct NodeContext {
+    /// Where to allocate weights and workspaces.
+    pub device: Arc<dyn Device>,
+    /// The stream it will run on: the chain's or its lane's.
+    pub stream: Arc<dyn Stream>,
+    /// Declared resources.
+    pub resources: Vec<BoundResource>,
+    /// Rings of the stream edges that its walks produce to or consume from, by edge name. Empty for an edge
+    /// whose other end is in another worker.
+    pub rings: Vec<(String, EdgeRing)>,
+    /// Most rows of a decode or stream step.
+    pub max_rows: usize,
+    /// Most packed tokens of a prefill step.
+    pub max_prefill_tokens: usize,
+    /// Longest sequence in positions.
+    pub max_seq_len: usize,
+}
+
+/// A model that an engine can run.
+pub trait Model: Send + Sync {
+    /// What it declares.
+    fn declaration(&self) -> &ModelDeclaration;
+
+    /// Load the node's weights and allocate its workspace on the device.
+    ///
+    /// # Errors
+    /// Anything that keeps it from running, with the tensor or buffer named.
+    fn build_node(
+        &self,
+        name: &str,
+        context: NodeContext,
+    ) -> Result<Box<dyn Node>, Box<dyn std::error::Error + Send + Sync>>;
 }

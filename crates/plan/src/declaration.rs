@@ -135,6 +135,8 @@ pub struct ResourceDecl {
     pub key: String,
     /// Label: `paged_kv`, `state_pool`, `sampler`, …
     pub kind: String,
+    /// A released slot is zeroed, on its owner's stream, before it is handed out again.
+    pub zero_on_release: bool,
     /// What it reports.
     pub report: ResourceReport,
 }

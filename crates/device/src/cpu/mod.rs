@@ -1,0 +1,3 @@
+//! The CPU device: streams are in-order executors on threads, operations their reference implementations.
+
+pub(crate) mod storage;
