@@ -10,8 +10,13 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let descriptors = protox::compile(files, [&root])?;
 
     let out = PathBuf::from(std::env::var("OUT_DIR")?);
-    std::fs::write(out.join("laneway.v1.bin"), prost::Message::encode_to_vec(&descriptors))?;
+    std::fs::write(
+        out.join("laneway.v1.bin"),
+        prost::Message::encode_to_vec(&descriptors),
+    )?;
     // Audio is handed on as `Bytes`, so a chunk is never copied on its way through.
-    tonic_prost_build::configure().bytes(".").compile_fds(descriptors)?;
+    tonic_prost_build::configure()
+        .bytes(".")
+        .compile_fds(descriptors)?;
     Ok(())
 }
