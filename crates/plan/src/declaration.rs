@@ -135,6 +135,8 @@ pub struct ResourceDecl {
     pub key: String,
     /// Label: `paged_kv`, `state_pool`, `sampler`, …
     pub kind: String,
+    /// Positions of a page, for a paged cache; 0 otherwise. A slot of a paged cache is a page.
+    pub page_size: u32,
     /// A released slot is zeroed, on its owner's stream, before it is handed out again.
     pub zero_on_release: bool,
     /// What it reports.

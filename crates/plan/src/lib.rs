@@ -5,4 +5,14 @@
 //!
 //! Must not know: any particular model (declarations come from `models-decl`), devices, gRPC.
 
+pub mod budget;
 pub mod declaration;
+pub mod deployment;
+pub mod inventory;
+pub mod violation;
+pub mod worker_plan;
+
+pub use deployment::Deployment;
+pub use inventory::{DeviceInventory, DeviceSpec};
+pub use violation::{Location, Reason, Violation};
+pub use worker_plan::WorkerPlan;
