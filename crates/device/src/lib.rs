@@ -14,8 +14,10 @@ pub mod op;
 mod stream;
 
 pub use buffer::{Buffer, BufferSpec, DType, Matrix, MatrixSpec, Place, View};
+pub use cpu::{CpuConfig, CpuDevice, open_cpu};
 pub use error::{DeviceError, Result};
 pub use op::Op;
 pub use stream::{
-    Device, DeviceFacts, Event, Graph, Launcher, Priority, Stream, StreamConfig, Touch, TouchKind, Touches,
+    Device, DeviceFacts, Event, EventImpl, Graph, Launcher, Priority, Stream, StreamConfig, Touch, TouchKind,
+    Touches,
 };

@@ -2,15 +2,16 @@
 
 use std::cell::UnsafeCell;
 
+use super::account::MemoryLease;
 use crate::{Buffer, View};
 
-/// Zeroed memory, 64-byte aligned.
+/// Zeroed memory, 64-byte aligned, paid for by its lease.
 pub(crate) struct CpuStorage {
-    words: UnsafeCell<Box<[Line]>>,
+    lines: UnsafeCell<Box<[Line]>>,
+    _lease: MemoryLease,
 }
 
 /// One cache line: the allocation unit, so that every buffer starts on a line.
-#[derive(Clone, Copy)]
 #[repr(C, align(64))]
 struct Line([u8; 64]);
 
@@ -19,15 +20,19 @@ struct Line([u8; 64]);
 unsafe impl Sync for CpuStorage {}
 
 impl CpuStorage {
-    pub(crate) fn zeroed(bytes: usize) -> Self {
+    pub(crate) fn zeroed(bytes: usize, lease: MemoryLease) -> Self {
+        // The allocator hands out pages that are already zero, so a large pool costs nothing until it is used.
+        let lines = Box::<[Line]>::new_zeroed_slice(bytes.div_ceil(64));
         Self {
-            words: UnsafeCell::new(vec![Line([0; 64]); bytes.div_ceil(64)].into_boxed_slice()),
+            // SAFETY: a line is an array of bytes, for which zero is a value.
+            lines: UnsafeCell::new(unsafe { lines.assume_init() }),
+            _lease: lease,
         }
     }
 
     fn ptr(&self) -> *mut u8 {
         // SAFETY: only the address is taken; the box is never replaced.
-        unsafe { (*self.words.get()).as_mut_ptr().cast::<u8>() }
+        unsafe { (*self.lines.get()).as_mut_ptr().cast::<u8>() }
     }
 }
 
@@ -69,4 +74,25 @@ pub(crate) unsafe fn slice_mut<T: bytemuck::Pod>(view: &View) -> &mut [T] {
     );
     // SAFETY: as in `slice`.
     unsafe { std::slice::from_raw_parts_mut(base(&view.buffer).cast::<T>().add(view.start), view.len) }
+}
+
+/// The view's bytes, whatever its element type.
+///
+/// # Safety
+/// As [`slice`].
+pub(crate) unsafe fn bytes(view: &View) -> &[u8] {
+    let size = view.buffer.dtype().size();
+    // SAFETY: in bounds, because View is checked at construction; aliasing is the caller's contract.
+    unsafe { std::slice::from_raw_parts(base(&view.buffer).add(view.start * size), view.len * size) }
+}
+
+/// The view's bytes, to write.
+///
+/// # Safety
+/// As [`slice_mut`].
+#[allow(clippy::mut_from_ref)] // The storage is shared by design; exclusivity is the caller's contract.
+pub(crate) unsafe fn bytes_mut(view: &View) -> &mut [u8] {
+    let size = view.buffer.dtype().size();
+    // SAFETY: as in `bytes`.
+    unsafe { std::slice::from_raw_parts_mut(base(&view.buffer).add(view.start * size), view.len * size) }
 }

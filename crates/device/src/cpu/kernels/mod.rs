@@ -1,0 +1,3 @@
+//! Reference implementations of the operations.
+
+pub(crate) mod pack;
