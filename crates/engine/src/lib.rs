@@ -5,4 +5,17 @@
 //!
 //! Must not know: CUDA, any particular model, gRPC, files.
 
+mod config;
+mod control;
+mod event;
+mod handle;
 pub mod node;
+mod output;
+mod stats;
+mod topology;
+
+pub use config::{EngineConfig, LaneConfig, Limits, NodeConfig, ResourceConfig};
+pub use control::Canceller;
+pub use handle::{EngineHandle, Health, PushError, Submission, SubmitError};
+pub use output::{Failure, FailureKind, OutputEvent, RequestStats, RequestStream};
+pub use stats::{EngineStats, PoolStats, STEP_MS_BUCKETS, WalkStats};

@@ -7,7 +7,7 @@
 use std::any::Any;
 use std::sync::Arc;
 
-use laneway_device::{Buffer, Device, Event, Launcher, Stream, Touches};
+use laneway_device::{Buffer, Device, Launcher, Stream, Touches};
 use laneway_plan::declaration::ModelDeclaration;
 
 /// A request inside this worker.
@@ -27,22 +27,31 @@ pub type RowState = Box<dyn Any + Send>;
 /// The result a request edge delivers, in the model's own type.
 pub type EdgeResult = Arc<dyn Any + Send + Sync>;
 
-/// How much of a resource a request needs before its walk may be admitted.
+/// How much of a resource a request needs for its whole life in this worker.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Need {
     /// Resource key.
     pub resource: String,
-    /// Slots, or pages of a paged cache: enough for the request's whole life.
-    pub slots: u32,
+    /// How much.
+    pub amount: Amount,
 }
 
-/// What a request holds of one resource: slot or page numbers. Frees itself on drop (see `resource`).
-#[derive(Debug, Clone, Copy)]
-pub struct Grant<'a> {
+/// Slots, or positions of a paged cache.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Amount {
+    /// Whole slots.
+    Slots(u32),
+    /// Positions, which the engine turns into pages: prompt, frame budget and one overrun step.
+    Positions(u32),
+}
+
+/// What a request holds of one resource. The engine frees it when the last step that names it has landed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Grant {
     /// Resource key.
-    pub resource: &'a str,
+    pub resource: String,
     /// Slot or page numbers, in position order.
-    pub slots: &'a [u32],
+    pub slots: Vec<u32>,
 }
 
 /// One item of a stream edge.
@@ -67,7 +76,7 @@ pub struct StepRow<'a> {
     /// The node's state for it.
     pub state: &'a mut RowState,
     /// What it holds of the resources that the node declares.
-    pub grants: &'a [Grant<'a>],
+    pub grants: &'a [Grant],
     /// Stream and prime walks: the window. Others: empty.
     pub items: &'a [Item],
     /// Stream walks: this is the last window of the stream.
@@ -129,11 +138,9 @@ pub trait Node: Send {
     /// Most rows of one step of `walk`. For `Entry` walks also bounded by [`Node::fits`].
     fn max_rows(&self, walk: WalkId) -> usize;
 
-    /// Make the node's state for a request. Runs on the node's own thread, before its first step.
+    /// Make the node's state for a request. Runs on the node's own thread, before its first step, with
+    /// whatever walk comes first (a prime walk shares the state of the stream walk behind it).
     fn open(&mut self, walk: WalkId, payload: &Payload) -> Result<RowState, RowError>;
-
-    /// What a request needs of this node's resources for its whole life.
-    fn needs(&self, payload: &Payload) -> Vec<Need>;
 
     /// Whether one more row (by payload) fits beside those already chosen (packed prefill tokens, say).
     fn fits(&self, walk: WalkId, chosen: &[Payload], next: &Payload) -> bool {
@@ -141,8 +148,9 @@ pub trait Node: Send {
         true
     }
 
-    /// Fill this stage's index buffers and say what the step touches. A row error takes that row out of the
-    /// step: the engine plans again without it.
+    /// Fill this stage's index buffers and say what the step touches, its rows of edge rings included. Must
+    /// not change row states: a refused plan fails the rows that it names, and the others come again in a
+    /// later step.
     fn plan(
         &mut self,
         walk: WalkId,
@@ -151,8 +159,8 @@ pub trait Node: Send {
         touches: &mut Touches,
     ) -> Result<(), PlanError>;
 
-    /// Queue the planned step. `producers` were already waited for on this stream. Captures, if the node
-    /// uses any, were made in [`Node::warm_up`] on this same stream.
+    /// Queue the planned step. The events of the steps that made its inputs were already waited for on this
+    /// stream. Captures, if the node uses any, were made in [`Node::warm_up`] on this same stream.
     fn forward(
         &mut self,
         walk: WalkId,
@@ -201,13 +209,6 @@ pub struct EdgeRing {
     pub item_words: u32,
 }
 
-/// The step a chunk waits for: the producer step's own event, never the whole chain stream.
-#[derive(Debug, Clone)]
-pub struct Producer {
-    /// Event recorded right behind the producing step.
-    pub event: Event,
-}
-
 /// A resource as a node sees it: one pool of equal slots (state slots or KV pages) of 4-byte words.
 #[derive(Debug, Clone)]
 pub struct BoundResource {
@@ -241,6 +242,8 @@ pub struct NodeContext {
     pub max_prefill_tokens: usize,
     /// Longest sequence in positions.
     pub max_seq_len: usize,
+    /// Row counts that captures are made for, ascending.
+    pub capture_buckets: Vec<usize>,
 }
 
 /// A model that an engine can run.
@@ -257,4 +260,22 @@ pub trait Model: Send + Sync {
         name: &str,
         context: NodeContext,
     ) -> Result<Box<dyn Node>, Box<dyn std::error::Error + Send + Sync>>;
+
+    /// What a request needs of the resources of `node` for its whole life. Called from any thread; what
+    /// exceeds a whole pool is refused when the request is submitted.
+    fn needs(&self, node: &str, payload: &Payload) -> Vec<Need>;
+
+    /// Whether a `Once` walk runs for this request (no reference audio: no reference encoder). Requests that
+    /// were submitted with the result already in hand are not asked about.
+    fn runs_once(&self, walk: WalkId, payload: &Payload) -> bool {
+        let _ = (walk, payload);
+        false
+    }
+
+    /// Items that a `Prime` walk runs through the stream's state before its first window, in order; none: it
+    /// does not run. `results` are those of the request edges that lead to the walk.
+    fn prime_items(&self, walk: WalkId, payload: &Payload, results: &[EdgeResult]) -> Vec<Arc<[i32]>> {
+        let _ = (walk, payload, results);
+        Vec::new()
+    }
 }

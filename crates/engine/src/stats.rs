@@ -1,0 +1,78 @@
+//! What an engine has done and holds, as plain numbers.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Upper bounds of the step-time buckets in milliseconds; the last bucket has none. They are finest around
+/// the budget of a frame.
+pub const STEP_MS_BUCKETS: [f64; 11] = [0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 1000.0];
+
+/// A snapshot. Counters only grow; gauges are as of the engine's last turn.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct EngineStats {
+    /// By walk of this worker.
+    pub walks: Vec<WalkStats>,
+    /// By resource.
+    pub pools: Vec<PoolStats>,
+    /// Requests that wait for admission.
+    pub queued: usize,
+    /// Requests that run.
+    pub running: usize,
+    /// Requests accepted so far.
+    pub submitted: u64,
+    /// Requests that finished in order.
+    pub finished: u64,
+    /// Requests that failed, kills not counted.
+    pub failed: u64,
+    /// Requests that were killed or whose listener went away.
+    pub cancelled: u64,
+    /// Times that a row parked: its pool, its edge or its output was full.
+    pub parks: u64,
+    /// Steps whose plan was refused.
+    pub refused_steps: u64,
+    /// Rows of chain steps that ran past their end and were dropped.
+    pub overrun_rows: u64,
+    /// Host time that planning and launching chain steps took.
+    pub chain_host_time: Duration,
+}
+
+/// Steps of one walk.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct WalkStats {
+    /// Walk name.
+    pub walk: Arc<str>,
+    /// Node name.
+    pub node: Arc<str>,
+    /// Lane id; 0 is the chain.
+    pub lane: usize,
+    /// Steps landed.
+    pub steps: u64,
+    /// Rows in them.
+    pub rows: u64,
+    /// Time from launch to landing, summed.
+    pub step_time: Duration,
+    /// Steps by time, one more than [`STEP_MS_BUCKETS`].
+    pub step_time_buckets: [u64; STEP_MS_BUCKETS.len() + 1],
+}
+
+impl WalkStats {
+    pub(crate) fn landed(&mut self, rows: usize, took: Duration) {
+        self.steps += 1;
+        self.rows += rows as u64;
+        self.step_time += took;
+        let ms = took.as_secs_f64() * 1e3;
+        let bucket = STEP_MS_BUCKETS.partition_point(|&bound| bound < ms);
+        self.step_time_buckets[bucket] += 1;
+    }
+}
+
+/// Use of one resource.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct PoolStats {
+    /// Resource key.
+    pub key: Arc<str>,
+    /// Slots or pages.
+    pub slots: u32,
+    /// Of these, held by requests or by steps in flight.
+    pub used: u32,
+}
