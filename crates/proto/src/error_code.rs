@@ -1,0 +1,285 @@
+//! The one table of error codes: what each is on gRPC, on HTTP and in metrics.
+
+use tonic::Code;
+
+/// What went wrong, from a closed set. Everything that a service answers with is one of these.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum ErrorCode {
+    /// A field's value is not allowed; the violations name it.
+    InvalidArgument,
+    /// The text has no letter and no digit, or holds a control character.
+    InvalidText,
+    /// The text is longer than the limit.
+    TextTooLong,
+    /// The model has no such voice.
+    UnknownVoice,
+    /// The model has no such language.
+    UnknownLanguage,
+    /// No served model has that name.
+    UnknownModel,
+    /// The audio format is not one that is served.
+    UnsupportedFormat,
+    /// The sample rate is not one that is served.
+    UnsupportedSampleRate,
+    /// The field means nothing to this model.
+    UnsupportedField,
+    /// A running request has the same id.
+    DuplicateRequest,
+    /// No running request has that id.
+    RequestNotFound,
+    /// More requests than capacity and queue; try again later.
+    Overloaded,
+    /// The caller's deadline passed.
+    DeadlineExceeded,
+    /// The request was cancelled.
+    Cancelled,
+    /// No worker serves at the moment.
+    NoWorker,
+    /// The worker died, stalled or could not be reached.
+    WorkerLost,
+    /// The service is going away and takes nothing new.
+    Draining,
+    /// A worker asked for a rank that the deployment does not have.
+    UnknownRank,
+    /// Another live worker holds the rank.
+    RankTaken,
+    /// A heartbeat of a worker that is not registered: it must register again.
+    NotRegistered,
+    /// A fault of ours. The message to the caller never says more.
+    Internal,
+}
+
+/// One row of [`ERROR_CODES`].
+#[derive(Debug, Clone, Copy)]
+pub struct ErrorCodeRow {
+    /// The code.
+    pub code: ErrorCode,
+    /// `reason` of `google.rpc.ErrorInfo`.
+    pub reason: &'static str,
+    /// Code of the gRPC status.
+    pub grpc: Code,
+    /// Status of the HTTP answer.
+    pub http: u16,
+    /// Label value in metrics.
+    pub label: &'static str,
+}
+
+const fn row(
+    code: ErrorCode,
+    reason: &'static str,
+    grpc: Code,
+    http: u16,
+    label: &'static str,
+) -> ErrorCodeRow {
+    ErrorCodeRow {
+        code,
+        reason,
+        grpc,
+        http,
+        label,
+    }
+}
+
+/// Every code, in the order of the enum.
+pub const ERROR_CODES: [ErrorCodeRow; 21] = [
+    row(
+        ErrorCode::InvalidArgument,
+        "INVALID_ARGUMENT",
+        Code::InvalidArgument,
+        400,
+        "invalid_argument",
+    ),
+    row(
+        ErrorCode::InvalidText,
+        "INVALID_TEXT",
+        Code::InvalidArgument,
+        400,
+        "invalid_text",
+    ),
+    row(
+        ErrorCode::TextTooLong,
+        "TEXT_TOO_LONG",
+        Code::InvalidArgument,
+        400,
+        "text_too_long",
+    ),
+    row(
+        ErrorCode::UnknownVoice,
+        "UNKNOWN_VOICE",
+        Code::NotFound,
+        404,
+        "unknown_voice",
+    ),
+    row(
+        ErrorCode::UnknownLanguage,
+        "UNKNOWN_LANGUAGE",
+        Code::InvalidArgument,
+        400,
+        "unknown_language",
+    ),
+    row(
+        ErrorCode::UnknownModel,
+        "UNKNOWN_MODEL",
+        Code::NotFound,
+        404,
+        "unknown_model",
+    ),
+    row(
+        ErrorCode::UnsupportedFormat,
+        "UNSUPPORTED_FORMAT",
+        Code::InvalidArgument,
+        400,
+        "unsupported_format",
+    ),
+    row(
+        ErrorCode::UnsupportedSampleRate,
+        "UNSUPPORTED_SAMPLE_RATE",
+        Code::InvalidArgument,
+        400,
+        "unsupported_sample_rate",
+    ),
+    row(
+        ErrorCode::UnsupportedField,
+        "UNSUPPORTED_FIELD",
+        Code::InvalidArgument,
+        400,
+        "unsupported_field",
+    ),
+    row(
+        ErrorCode::DuplicateRequest,
+        "DUPLICATE_REQUEST",
+        Code::AlreadyExists,
+        409,
+        "duplicate_request",
+    ),
+    row(
+        ErrorCode::RequestNotFound,
+        "REQUEST_NOT_FOUND",
+        Code::NotFound,
+        404,
+        "request_not_found",
+    ),
+    row(
+        ErrorCode::Overloaded,
+        "OVERLOADED",
+        Code::ResourceExhausted,
+        429,
+        "overloaded",
+    ),
+    row(
+        ErrorCode::DeadlineExceeded,
+        "DEADLINE_EXCEEDED",
+        Code::DeadlineExceeded,
+        504,
+        "deadline_exceeded",
+    ),
+    row(
+        ErrorCode::Cancelled,
+        "CANCELLED",
+        Code::Cancelled,
+        499,
+        "cancelled",
+    ),
+    row(
+        ErrorCode::NoWorker,
+        "NO_WORKER",
+        Code::Unavailable,
+        503,
+        "no_worker",
+    ),
+    row(
+        ErrorCode::WorkerLost,
+        "WORKER_LOST",
+        Code::Unavailable,
+        503,
+        "worker_lost",
+    ),
+    row(
+        ErrorCode::Draining,
+        "DRAINING",
+        Code::Unavailable,
+        503,
+        "draining",
+    ),
+    row(
+        ErrorCode::UnknownRank,
+        "UNKNOWN_RANK",
+        Code::FailedPrecondition,
+        400,
+        "unknown_rank",
+    ),
+    row(
+        ErrorCode::RankTaken,
+        "RANK_TAKEN",
+        Code::AlreadyExists,
+        409,
+        "rank_taken",
+    ),
+    row(
+        ErrorCode::NotRegistered,
+        "NOT_REGISTERED",
+        Code::NotFound,
+        404,
+        "not_registered",
+    ),
+    row(ErrorCode::Internal, "INTERNAL", Code::Internal, 500, "internal"),
+];
+
+impl ErrorCode {
+    /// Its row of the table.
+    pub fn row(self) -> &'static ErrorCodeRow {
+        &ERROR_CODES[self as usize]
+    }
+
+    /// `reason` of `google.rpc.ErrorInfo`.
+    pub fn reason(self) -> &'static str {
+        self.row().reason
+    }
+
+    /// Code of the gRPC status.
+    pub fn grpc(self) -> Code {
+        self.row().grpc
+    }
+
+    /// Status of the HTTP answer.
+    pub fn http(self) -> u16 {
+        self.row().http
+    }
+
+    /// Label value in metrics.
+    pub fn label(self) -> &'static str {
+        self.row().label
+    }
+
+    /// The code with that `reason`.
+    pub fn from_reason(reason: &str) -> Option<ErrorCode> {
+        ERROR_CODES
+            .iter()
+            .find(|row| row.reason == reason)
+            .map(|row| row.code)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::HashSet;
+
+    #[test]
+    fn every_code_finds_its_own_row() {
+        for (index, row) in ERROR_CODES.iter().enumerate() {
+            assert_eq!(row.code as usize, index, "{:?} is out of order", row.code);
+            assert_eq!(ErrorCode::from_reason(row.reason), Some(row.code));
+            assert_eq!(row.label, row.reason.to_lowercase());
+            assert!((400..600).contains(&row.http));
+            assert_ne!(row.grpc, Code::Ok);
+        }
+        assert_eq!(
+            ErrorCode::Internal as usize + 1,
+            ERROR_CODES.len(),
+            "the last code closes the table"
+        );
+        let reasons: HashSet<_> = ERROR_CODES.iter().map(|row| row.reason).collect();
+        assert_eq!(reasons.len(), ERROR_CODES.len());
+    }
+}
