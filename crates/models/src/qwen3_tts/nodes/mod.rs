@@ -1,0 +1,3 @@
+//! The nodes of Qwen3-TTS: each runs as one batched step.
+
+pub mod codec;
