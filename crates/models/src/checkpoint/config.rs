@@ -465,6 +465,8 @@ pub struct CodecEncoderConfig {
     pub last_kernel_size: usize,
     /// Residual units a stage.
     pub num_residual_layers: usize,
+    /// Dilation of a residual unit over that of the one before it.
+    pub dilation_growth_rate: usize,
     /// Channel reduction of a residual unit.
     pub compress: usize,
     /// Strides, last stage first.

@@ -12,7 +12,5 @@ mod weights;
 
 pub use decoder::{CodecDecoder, Pass};
 pub use state::{BlockState, CodecStateLayout, LayerState};
-pub use step::{CodecStep, StepShape};
+pub use step::{CodecStep, StepShape, StreamWindow};
 
-#[cfg(test)]
-mod tests;

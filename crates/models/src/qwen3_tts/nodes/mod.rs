@@ -1,3 +1,4 @@
 //! The nodes of Qwen3-TTS: each runs as one batched step.
 
 pub mod codec;
+pub mod ref_encoder;
