@@ -3,9 +3,7 @@
 use laneway_device::op::{
     Activation, Attention, KvCache, LayerNorm, NearestCode, Padding, QkvRope, RopeTable,
 };
-use laneway_device::{
-    Buffer, BufferSpec, DType, Device, Launcher, Matrix, Place, Result, Touches, View,
-};
+use laneway_device::{Buffer, BufferSpec, DType, Device, Launcher, Matrix, Place, Result, Touches, View};
 
 use super::clip_ops::{ClipLayer, ClipOps, ConvExtras, ConvShape};
 use super::load::{LoadError, Loader};
@@ -270,7 +268,13 @@ impl CodecEncoder {
                 out: work.attended.slice(0, rows * q),
             })?;
             let attended = work.attended.view();
-            ops.add_scaled(&attended, rows, &layer.attention_out, &layer.attention_scale, &hidden)?;
+            ops.add_scaled(
+                &attended,
+                rows,
+                &layer.attention_out,
+                &layer.attention_scale,
+                &hidden,
+            )?;
             self.norm(ops, rows, &layer.mlp_norm)?;
             ops.linear(&normed, rows, &layer.widen, Activation::Gelu, &work.inner.view())?;
             ops.add_scaled(&work.inner.view(), rows, &layer.narrow, &layer.mlp_scale, &hidden)?;
@@ -381,8 +385,11 @@ impl Quantizer {
             input: ClipLayer::conv_without_bias(&load, "input_proj", [c.codebook_dim, c.hidden_size, 1])?,
             books: (0..books)
                 .map(|layer| {
-                    load.under(&format!("layers.{layer}.codebook."))
-                        .codebook("embed_sum", c.codebook_size, c.codebook_dim)
+                    load.under(&format!("layers.{layer}.codebook.")).codebook(
+                        "embed_sum",
+                        c.codebook_size,
+                        c.codebook_dim,
+                    )
                 })
                 .collect::<Result<_, _>>()?,
         })

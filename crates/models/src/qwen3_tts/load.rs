@@ -58,10 +58,7 @@ impl<'a> Loader<'a> {
             len: values.len(),
             place: Place::Device,
         };
-        Ok(self
-            .device
-            .alloc_with(spec, bytemuck::cast_slice(values))?
-            .view())
+        Ok(self.device.alloc_with(spec, bytemuck::cast_slice(values))?.view())
     }
 
     pub(super) fn pack(&self, tensor: &Tensor) -> Result<Matrix, LoadError> {

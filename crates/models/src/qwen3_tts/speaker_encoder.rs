@@ -156,7 +156,14 @@ impl SpeakerEncoder {
     }
 
     /// Block `index` from `input` to `work.block`, which `input` may be.
-    fn block(&self, ops: ClipOps<'_>, block: &Block, index: usize, frames: usize, input: &View) -> Result<()> {
+    fn block(
+        &self,
+        ops: ClipOps<'_>,
+        block: &Block,
+        index: usize,
+        frames: usize,
+        input: &View,
+    ) -> Result<()> {
         let (c, work) = (&self.config, &self.work);
         let width = c.enc_channels[index];
         let part = width / c.enc_res2net_scale;
@@ -242,7 +249,13 @@ impl SpeakerEncoder {
             dst_first: width,
         })?;
         let (attention, scores) = (work.attention.view(), work.scores.slice(0, frames * width));
-        ops.linear(&context, frames, &self.attention, Activation::ReluTanh, &attention)?;
+        ops.linear(
+            &context,
+            frames,
+            &self.attention,
+            Activation::ReluTanh,
+            &attention,
+        )?;
         ops.linear(&attention, frames, &self.attention_out, Activation::None, &scores)?;
         ops.0.run(TimeSoftmax {
             x: scores.clone(),

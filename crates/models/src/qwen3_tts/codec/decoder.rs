@@ -385,7 +385,13 @@ impl CodecDecoder {
             blocks_per_sequence: 1,
             ring: true,
         };
-        run.rms_norm(&hidden, c.hidden_size, &layer.attention_norm, c.rms_norm_eps, &normed)?;
+        run.rms_norm(
+            &hidden,
+            c.hidden_size,
+            &layer.attention_norm,
+            c.rms_norm_eps,
+            &normed,
+        )?;
         run.launcher.run(Gemm {
             x: normed,
             rows,

@@ -13,4 +13,3 @@ mod weights;
 pub use decoder::{CodecDecoder, Pass};
 pub use state::{BlockState, CodecStateLayout, LayerState};
 pub use step::{CodecStep, StepShape, StreamWindow};
-

@@ -248,16 +248,13 @@ impl CodecStep {
             let range = shape.pass_frames(pass);
             let pass = Pass {
                 frames: range.len(),
-                windows: self.indices.slice(
-                    WINDOW_WORDS * pass.start,
-                    WINDOW_WORDS * pass.len(),
-                ),
+                windows: self
+                    .indices
+                    .slice(WINDOW_WORDS * pass.start, WINDOW_WORDS * pass.len()),
                 count: pass.len(),
                 slots: self.indices.slice(parts.slots, rows),
                 streams: self.indices.slice(parts.streams + range.start, range.len()),
-                positions: self
-                    .indices
-                    .slice(parts.positions + range.start, range.len()),
+                positions: self.indices.slice(parts.positions + range.start, range.len()),
             };
             let codes = codes.slice(range.start * self.codebooks, range.len() * self.codebooks);
             let samples = decoder.run(launcher, &pool.pool.view(), pool.slot_words, &pass, &codes)?;

@@ -97,7 +97,11 @@ impl DecoderWeights {
             rest: books("rvq_rest", c.num_quantizers - 1)?,
             first_proj: quantizer.matrix("rvq_first.output_proj.weight", &[c.codebook_dim, entry, 1])?,
             rest_proj: quantizer.matrix("rvq_rest.output_proj.weight", &[c.codebook_dim, entry, 1])?,
-            pre_conv: conv(load, "pre_conv.conv", [c.latent_dim, c.codebook_dim, PRE_CONV_TAPS])?,
+            pre_conv: conv(
+                load,
+                "pre_conv.conv",
+                [c.latent_dim, c.codebook_dim, PRE_CONV_TAPS],
+            )?,
             inv_freq: transformer.inv_freq(c.rope_theta, c.head_dim)?,
             input_proj: linear(&transformer, "input_proj", c.hidden_size, c.latent_dim)?,
             layers: (0..c.num_hidden_layers)
@@ -116,7 +120,11 @@ impl DecoderWeights {
                 .map(|i| BlockWeights::load(&stages.under(&format!("{}.block.", i + 1)), c, i))
                 .collect::<Result<_, _>>()?,
             exit_snake: snake(&stages, &format!("{}", blocks + 1), exit_channels(c))?,
-            exit: conv(&stages, &format!("{}.conv", blocks + 2), [1, exit_channels(c), TAPS])?,
+            exit: conv(
+                &stages,
+                &format!("{}.conv", blocks + 2),
+                [1, exit_channels(c), TAPS],
+            )?,
         })
     }
 }
@@ -137,12 +145,19 @@ impl LayerWeights {
             attention_norm: load.floats("input_layernorm.weight", &[hidden])?,
             qkv: stack(
                 "self_attn.qkv_proj",
-                &[("self_attn.q_proj", q), ("self_attn.k_proj", kv), ("self_attn.v_proj", kv)],
+                &[
+                    ("self_attn.q_proj", q),
+                    ("self_attn.k_proj", kv),
+                    ("self_attn.v_proj", kv),
+                ],
             )?,
             attention_out: load.matrix("self_attn.o_proj.weight", &[hidden, q])?,
             attention_scale: load.floats("self_attn_layer_scale.scale", &[hidden])?,
             mlp_norm: load.floats("post_attention_layernorm.weight", &[hidden])?,
-            gate_up: stack("mlp.gate_up_proj", &[("mlp.gate_proj", inner), ("mlp.up_proj", inner)])?,
+            gate_up: stack(
+                "mlp.gate_up_proj",
+                &[("mlp.gate_proj", inner), ("mlp.up_proj", inner)],
+            )?,
             down: load.matrix("mlp.down_proj.weight", &[hidden, inner])?,
             mlp_scale: load.floats("mlp_layer_scale.scale", &[hidden])?,
         })
@@ -210,12 +225,7 @@ fn conv(load: &Loader<'_>, name: &str, shape: [usize; 3]) -> Result<Affine, Load
 }
 
 /// `shape` is `[c_in, c_out, kernel]`; the bias is repeated for each of the `stride` outputs of an input.
-fn transposed(
-    load: &Loader<'_>,
-    name: &str,
-    shape: [usize; 3],
-    stride: usize,
-) -> Result<Affine, LoadError> {
+fn transposed(load: &Loader<'_>, name: &str, shape: [usize; 3], stride: usize) -> Result<Affine, LoadError> {
     let w = load.tensor(&format!("{name}.weight"), &shape)?;
     let bias = load.tensor(&format!("{name}.bias"), &shape[1..2])?;
     Ok(Affine {

@@ -309,8 +309,14 @@ impl Node for CodecNode {
             stream: launcher.stream,
             touches: &touches,
         };
-        self.step
-            .launch(Stage(0), &launcher, &self.decoder, &self.state, self.ring.as_ref(), true)?;
+        self.step.launch(
+            Stage(0),
+            &launcher,
+            &self.decoder,
+            &self.state,
+            self.ring.as_ref(),
+            true,
+        )?;
         launcher.run(laneway_device::op::Zero {
             dst: self.state.pool.slice(0, self.state.slot_words),
         })

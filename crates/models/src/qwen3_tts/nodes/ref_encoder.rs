@@ -157,12 +157,7 @@ impl RefEncoderNode {
         Ok(())
     }
 
-    fn encode(
-        &self,
-        stage: Stage,
-        planned: Planned,
-        launcher: &Launcher<'_>,
-    ) -> laneway_device::Result<()> {
+    fn encode(&self, stage: Stage, planned: Planned, launcher: &Launcher<'_>) -> laneway_device::Result<()> {
         let staged = &self.stages[stage.0];
         let frames = mel_frames(planned.samples);
         let mel = self.mel_input.slice(0, frames * self.mel_bands);
