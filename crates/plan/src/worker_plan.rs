@@ -48,6 +48,8 @@ pub struct WorkerPlan {
     pub max_queue: u32,
     /// Hard cap on the frames of a request.
     pub max_frames: u32,
+    /// Longest text in characters.
+    pub max_text_chars: u32,
     /// With active requests and no step landed for this long the worker is stuck.
     pub stall_timeout: Duration,
     /// How long running streams may take to finish in a drain.
@@ -105,6 +107,7 @@ impl WorkerPlan {
             max_prefill_tokens: deployment.limits.max_prefill_tokens,
             max_queue: deployment.limits.max_queue,
             max_frames: deployment.limits.max_frames,
+            max_text_chars: deployment.limits.max_text_chars,
             stall_timeout: deployment.services.stall_timeout,
             drain_timeout: deployment.services.drain_timeout,
         })

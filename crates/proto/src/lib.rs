@@ -8,6 +8,7 @@ mod deadline;
 mod error_code;
 mod failure;
 mod id;
+pub mod plan;
 
 pub use convert::{
     PayloadError, frames_from_rows, micros, rows_from_frames, samples_from_bytes, samples_to_bytes,
