@@ -8,7 +8,7 @@ use std::sync::mpsc::{SyncSender, TrySendError};
 use std::time::{Duration, Instant};
 
 use laneway_plan::declaration::ChunkPolicy;
-use parking_lot::Mutex;
+use parking_lot::{Condvar, Mutex};
 use tokio::sync::{mpsc, watch};
 
 use crate::control::{Canceller, Control, Ingress, Waker};
@@ -144,6 +144,8 @@ pub(crate) struct Registry {
 #[derive(Debug)]
 pub(crate) struct Shared {
     pub(crate) registry: Mutex<Registry>,
+    /// The last live request ended.
+    pub(crate) all_ended: Condvar,
     pub(crate) stats: Mutex<EngineStats>,
     pub(crate) health: watch::Sender<Health>,
     pub(crate) waker: Waker,
@@ -160,6 +162,7 @@ impl Shared {
                 live: HashMap::new(),
                 typical_duration: Duration::from_secs(1),
             }),
+            all_ended: Condvar::new(),
             stats: Mutex::default(),
             health: watch::Sender::new(Health::Serving),
             waker: Waker::new(events.clone()),

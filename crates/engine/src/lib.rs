@@ -7,15 +7,24 @@
 
 mod config;
 mod control;
+mod core;
+mod edge;
+mod engine;
 mod event;
 mod handle;
+mod lane;
 pub mod node;
 mod output;
+mod request;
+mod resource;
+mod scheduler;
 mod stats;
+mod step;
 mod topology;
 
 pub use config::{EngineConfig, LaneConfig, Limits, NodeConfig, ResourceConfig};
 pub use control::Canceller;
+pub use engine::{Engine, StartError};
 pub use handle::{EngineHandle, Health, PushError, Submission, SubmitError};
 pub use output::{Failure, FailureKind, OutputEvent, RequestStats, RequestStream};
 pub use stats::{EngineStats, PoolStats, STEP_MS_BUCKETS, WalkStats};

@@ -1,0 +1,231 @@
+//! The chain: lane 0, launched by the engine thread itself, two steps deep. Step N+1 is planned and launched
+//! while N runs; N's results are read once it has landed, and rows that ended there drop out of N+1.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, SyncSender};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use laneway_device::{DeviceError, Event as DeviceEvent, Stream, Touches};
+use laneway_plan::declaration::WalkKind;
+
+use super::Core;
+use crate::edge::Origin;
+use crate::event::Event;
+use crate::node::{Node, Stage};
+use crate::output::{Failure, FailureKind};
+use crate::step::{self, Attempt, Job, Row};
+use crate::topology::CHAIN;
+
+/// Steps in flight: the one that runs and the staged one.
+const DEPTH: usize = 2;
+
+/// A step for the landing thread to wait for.
+#[derive(Debug)]
+pub(crate) struct Landing {
+    seq: u64,
+    event: DeviceEvent,
+}
+
+/// The landing thread: waits for chain steps in order and tells the engine thread. Ends when the engine thread
+/// drops its end.
+pub(crate) fn run_landing(steps: &Receiver<Landing>, events: &SyncSender<Event>, step_deadline: Duration) {
+    while let Ok(Landing { seq, event }) = steps.recv() {
+        let result = event.synchronize(step_deadline);
+        if events.send(Event::ChainLanded { seq, result }).is_err() {
+            return;
+        }
+    }
+}
+
+/// A launched step.
+struct InFlight {
+    seq: u64,
+    walk: usize,
+    job: Job,
+    rows: Vec<Row>,
+    event: DeviceEvent,
+    /// It broke off half-way.
+    error: Option<DeviceError>,
+    launched_at: Instant,
+}
+
+/// The chain's nodes and steps.
+pub(crate) struct Chain {
+    /// By their index among the worker's.
+    nodes: Vec<(usize, Box<dyn Node>)>,
+    stream: Arc<dyn Stream>,
+    in_flight: VecDeque<InFlight>,
+    landing: Option<SyncSender<Landing>>,
+    landing_thread: Option<JoinHandle<()>>,
+    touches: Touches,
+    /// When the newest step landed: a step behind it began no earlier.
+    last_landing: Instant,
+}
+
+impl Chain {
+    pub(crate) fn new(
+        nodes: Vec<(usize, Box<dyn Node>)>,
+        stream: Arc<dyn Stream>,
+        landing: SyncSender<Landing>,
+        landing_thread: JoinHandle<()>,
+    ) -> Self {
+        Self {
+            nodes,
+            stream,
+            in_flight: VecDeque::with_capacity(DEPTH),
+            landing: Some(landing),
+            landing_thread: Some(landing_thread),
+            touches: Touches::none(),
+            last_landing: Instant::now(),
+        }
+    }
+
+    fn node(&mut self, node: usize) -> &mut dyn Node {
+        let found = self.nodes.iter_mut().find(|(index, _)| *index == node);
+        &mut *found.expect("a chain walk's node is on the chain").1
+    }
+
+    /// Stop waiting for further steps; the thread ends behind those it has.
+    pub(crate) fn end(&mut self) -> Option<JoinHandle<()>> {
+        self.landing = None;
+        self.landing_thread.take()
+    }
+}
+
+impl Core {
+    /// Launch steps while fewer than two are in flight and something is ready.
+    pub(super) fn fill_chain(&mut self) {
+        while self.chain.in_flight.len() < DEPTH && self.lanes[CHAIN].lost.is_none() {
+            let began = Instant::now();
+            let Some((walk, rows)) = self.next_step(CHAIN) else {
+                return;
+            };
+            self.launch_chain_step(walk, rows, began);
+            self.shared.stats.lock().chain_host_time += began.elapsed();
+        }
+    }
+
+    fn launch_chain_step(&mut self, walk: usize, mut rows: Vec<Row>, began: Instant) {
+        let info = &self.topology.walks[walk];
+        let (node, seq) = (info.node, self.lanes[CHAIN].seq + 1);
+        let job = Job {
+            walk: info.id,
+            kind: info.kind,
+            stage: Stage((seq % DEPTH as u64) as usize),
+        };
+        let fitting = step::fitting(self.chain.node(node), job, &rows);
+        for row in rows.split_off(fitting).into_iter().rev() {
+            self.put_back(walk, row);
+        }
+        let waits = self.waits(CHAIN, walk, &rows);
+        let stream = self.chain.stream.clone();
+        let mut touches = std::mem::take(&mut self.chain.touches);
+        let attempt = step::launch(
+            self.chain.node(node),
+            job,
+            &mut rows,
+            &*stream,
+            &waits,
+            &mut touches,
+        );
+        touches.0.clear();
+        self.chain.touches = touches;
+        match attempt {
+            Attempt::Launched { event, error } => {
+                self.lanes[CHAIN].seq = seq;
+                // The next step may be planned before this one lands, so the states go home at once.
+                for row in &mut rows {
+                    self.swap_state(node, row);
+                }
+                let landing = Landing {
+                    seq,
+                    event: event.clone(),
+                };
+                self.chain.in_flight.push_back(InFlight {
+                    seq,
+                    walk,
+                    job,
+                    rows,
+                    event,
+                    error,
+                    launched_at: began,
+                });
+                let thread = self.chain.landing.as_ref();
+                if thread.is_none_or(|thread| thread.try_send(landing).is_err()) {
+                    // It holds as many as may be in flight, so the thread is gone.
+                    self.chain_lost("its landing thread ended");
+                }
+            }
+            Attempt::Refused(errors) => self.refused(walk, rows, errors),
+            Attempt::Failed(error) => self.step_failed(CHAIN, rows, &error),
+            Attempt::Lost(error) => {
+                self.fail_step(&rows, &Failure::new(FailureKind::Unavailable, error.to_string()));
+                self.stuck.push((None, rows));
+                self.chain_lost(&error.to_string());
+            }
+        }
+    }
+
+    /// Move a row's state between the row and its request, whichever has it.
+    fn swap_state(&mut self, node: usize, row: &mut Row) {
+        if let Some(request) = self.requests.find(row.place, row.request) {
+            std::mem::swap(&mut request.nodes[node].state, &mut row.state);
+        }
+    }
+
+    /// The oldest chain step landed, failed, or is stuck.
+    pub(super) fn chain_landed(&mut self, seq: u64, result: Result<(), DeviceError>) {
+        if self.chain.in_flight.front().is_none_or(|step| step.seq != seq) {
+            // A step that was given up landed after all; `tick` lets go of what it held.
+            return;
+        }
+        if let Err(error @ DeviceError::Deadline { .. }) = result {
+            self.chain_lost(&error.to_string());
+            return;
+        }
+        let step = self.chain.in_flight.pop_front().expect("it was just seen");
+        let InFlight {
+            walk, job, mut rows, ..
+        } = step;
+        if let Err(error) = step.error.map_or(result, Err) {
+            self.step_failed(CHAIN, rows, &error);
+            return;
+        }
+        let now = Instant::now();
+        let took = now - step.launched_at.max(self.chain.last_landing);
+        self.chain.last_landing = now;
+        self.lanes[CHAIN].failures_in_a_row = 0;
+        self.shared.stats.lock().walks[walk].landed(rows.len(), took);
+        let origin = Origin {
+            lane: CHAIN,
+            seq,
+            event: step.event,
+        };
+        self.lanes[CHAIN].landed = Some(origin.clone());
+        let node = self.topology.walks[walk].node;
+        // Rows that ended at the step before are overrun: the node skips them.
+        let produces = matches!(job.kind, WalkKind::Entry | WalkKind::Loop);
+        for row in &mut rows {
+            let live = self.requests.find(row.place, row.request);
+            if live.is_some_and(|request| !(produces && request.ended.is_some())) {
+                self.swap_state(node, row);
+            }
+        }
+        let outcomes = step::land(self.chain.node(node), job, &mut rows, |_| false);
+        for (row, outcome) in rows.into_iter().zip(outcomes) {
+            self.settle(walk, row, outcome, &origin);
+        }
+    }
+
+    /// The chain runs nothing any more.
+    fn chain_lost(&mut self, why: &str) {
+        let failure = Failure::new(FailureKind::Unavailable, why);
+        for step in std::mem::take(&mut self.chain.in_flight) {
+            self.fail_step(&step.rows, &failure);
+            self.stuck.push((Some(step.event), step.rows));
+        }
+        self.lose_lane(CHAIN, why);
+    }
+}

@@ -1,0 +1,121 @@
+//! Lanes from the engine thread's side: one order at a time to each launch thread, and what its report means.
+
+use laneway_device::DeviceError;
+
+use super::{Core, FAILURES_TO_LOSE};
+use crate::edge::Origin;
+use crate::lane::{Order, Outcome, Report};
+use crate::node::{RowError, Stage};
+use crate::output::{Failure, FailureKind};
+use crate::step::{Job, Row};
+
+impl Core {
+    /// Give an idle lane its next step.
+    pub(super) fn fill_lane(&mut self, lane: usize) {
+        if self.lanes[lane].busy || self.lanes[lane].lost.is_some() {
+            return;
+        }
+        let Some((walk, rows)) = self.next_step(lane) else {
+            return;
+        };
+        let waits = self.waits(lane, walk, &rows);
+        let info = &self.topology.walks[walk];
+        let order = Order {
+            walk,
+            node: info.node,
+            job: Job {
+                walk: info.id,
+                kind: info.kind,
+                stage: Stage(0),
+            },
+            rows,
+            waits,
+        };
+        self.lanes[lane].busy = true;
+        let orders = self.lanes[lane].orders.as_ref();
+        let sent = orders.is_some_and(|orders| orders.try_send(order).is_ok());
+        if !sent {
+            // The channel has room for one order and none is out, so the thread is gone.
+            self.lose_lane(lane, "its launch thread ended");
+        }
+    }
+
+    /// A lane's step is over.
+    pub(super) fn lane_landed(&mut self, report: Report) {
+        let Report {
+            lane,
+            walk,
+            rows,
+            left_over,
+            outcome,
+            took,
+        } = report;
+        self.lanes[lane].busy = false;
+        self.lanes[lane].seq += 1;
+        for row in left_over.into_iter().rev() {
+            self.put_back(walk, row);
+        }
+        match outcome {
+            Outcome::Landed(outcomes, event) => {
+                let origin = Origin {
+                    lane,
+                    seq: self.lanes[lane].seq,
+                    event,
+                };
+                self.lanes[lane].landed = Some(origin.clone());
+                self.lanes[lane].failures_in_a_row = 0;
+                self.shared.stats.lock().walks[walk].landed(rows.len(), took);
+                for (row, outcome) in rows.into_iter().zip(outcomes) {
+                    self.settle(walk, row, outcome, &origin);
+                }
+            }
+            Outcome::Refused(errors) => self.refused(walk, rows, errors),
+            Outcome::Failed(error) => self.step_failed(lane, rows, &error),
+            Outcome::Stuck(event, why) => {
+                let failure = Failure::new(FailureKind::Unavailable, why.clone());
+                self.fail_step(&rows, &failure);
+                self.stuck.push((event, rows));
+                self.lose_lane(lane, &why);
+            }
+        }
+    }
+
+    /// A plan was refused: the rows that it names fail, the others go back where they came from.
+    pub(super) fn refused(&mut self, walk: usize, rows: Vec<Row>, errors: Vec<(usize, RowError)>) {
+        self.shared.stats.lock().refused_steps += 1;
+        let mut errors = errors;
+        for (index, row) in rows.into_iter().enumerate().rev() {
+            match errors.iter().position(|(at, _)| *at == index) {
+                Some(at) => {
+                    let (_, error) = errors.swap_remove(at);
+                    if self.requests.find(row.place, row.request).is_some() {
+                        self.fail(row.place, error.into());
+                    }
+                }
+                None => self.put_back(walk, row),
+            }
+        }
+    }
+
+    /// A step failed as a whole, and nothing of it runs any more.
+    pub(super) fn step_failed(&mut self, lane: usize, rows: Vec<Row>, error: &DeviceError) {
+        tracing::error!(lane, rows = rows.len(), %error, "a step failed");
+        self.fail_step(&rows, &Failure::new(FailureKind::Internal, error.to_string()));
+        drop(rows);
+        if matches!(error, DeviceError::StreamFailed { .. }) {
+            self.lanes[lane].failures_in_a_row += 1;
+            if self.lanes[lane].failures_in_a_row >= FAILURES_TO_LOSE {
+                self.lose_lane(lane, &error.to_string());
+            }
+        }
+    }
+
+    /// End the requests of a step's rows.
+    pub(super) fn fail_step(&mut self, rows: &[Row], failure: &Failure) {
+        for row in rows {
+            if self.requests.find(row.place, row.request).is_some() {
+                self.fail(row.place, failure.clone());
+            }
+        }
+    }
+}

@@ -1,0 +1,287 @@
+//! Which rows could run now, and the making of a step's rows.
+
+use std::cmp::Reverse;
+use std::time::{Duration, Instant};
+
+use laneway_device::Event as DeviceEvent;
+use laneway_plan::declaration::WalkKind;
+
+use super::Core;
+use crate::edge::{Window, newest};
+use crate::request::{Delivery, Priming};
+use crate::scheduler::{Ready, choose};
+use crate::step::Row;
+
+impl Core {
+    /// The walk that `lane` runs next and the rows for it, most urgent first.
+    pub(super) fn next_step(&mut self, lane: usize) -> Option<(usize, Vec<Row>)> {
+        self.ready.clear();
+        for walk in 0..self.topology.walks.len() {
+            if self.topology.walks[walk].lane == lane {
+                self.find_ready(walk);
+            }
+        }
+        let chosen = choose(&self.ready)?;
+        let ready = std::mem::take(&mut self.ready);
+        self.lanes[lane].turns.took(chosen, &ready);
+        self.ready = ready;
+        let mut places = std::mem::take(&mut self.candidates[chosen]);
+        self.sort_rows(chosen, &mut places);
+        places.truncate(self.max_rows[chosen]);
+        let rows = places.iter().map(|&place| self.begin(chosen, place)).collect();
+        self.candidates[chosen] = places;
+        Some((chosen, rows))
+    }
+
+    /// Collect the rows of `walk` that could run.
+    fn find_ready(&mut self, walk: usize) {
+        let mut places = std::mem::take(&mut self.candidates[walk]);
+        places.clear();
+        let kind = self.topology.walks[walk].kind;
+        if kind == WalkKind::Once {
+            // A result is needed before admission.
+            for index in 0..self.waiting.len() {
+                let place = self.waiting[index];
+                if self.is_ready(walk, place) {
+                    places.push(place);
+                }
+            }
+        }
+        for index in 0..self.running.len() {
+            let place = self.running[index];
+            if self.is_ready(walk, place) {
+                places.push(place);
+            }
+        }
+        if !places.is_empty() {
+            let first_output =
+                kind == WalkKind::Stream && places.iter().any(|&place| self.at_first_window(walk, place));
+            self.ready.push(Ready {
+                walk,
+                kind,
+                first_output,
+                passed_over: self.lanes[self.topology.walks[walk].lane].turns.passed_over(walk),
+            });
+        }
+        self.candidates[walk] = places;
+    }
+
+    fn at_first_window(&mut self, walk: usize, place: usize) -> bool {
+        let edge = self.topology.walks[walk].consumes;
+        edge.is_some_and(|edge| self.requests.at(place).edges[edge].queue.at_first_window())
+    }
+
+    /// Whether a row of `walk` could run. A row that only its node's pool holds up is parked, and gets its
+    /// slot here as soon as there is one.
+    fn is_ready(&mut self, walk: usize, place: usize) -> bool {
+        let info = &self.topology.walks[walk];
+        let request = self.requests.at(place);
+        let has_input = match info.kind {
+            WalkKind::Entry => !request.entered && !request.stopping,
+            WalkKind::Loop => request.entered && request.ended.is_none() && !request.stopping,
+            WalkKind::Once => info
+                .delivers
+                .is_some_and(|edge| matches!(request.deliveries[edge], Delivery::Pending)),
+            WalkKind::Prime => info
+                .consumes
+                .is_some_and(|edge| match &request.edges[edge].priming {
+                    Priming::Items(items) => !items.is_empty(),
+                    Priming::Awaits => false,
+                }),
+            WalkKind::Stream => info.consumes.is_some_and(|edge| {
+                let part = &request.edges[edge];
+                let primed = matches!(&part.priming, Priming::Items(items) if items.is_empty());
+                primed && part.queue.window_ready()
+            }),
+        };
+        if !has_input {
+            return false;
+        }
+        let full = info
+            .produces
+            .is_some_and(|edge| !request.edges[edge].queue.has_room());
+        let part = &mut request.nodes[info.node];
+        if !full && part.lease.is_none() {
+            part.lease = self.resources.reserve(&part.needs);
+        }
+        let parked = full || part.lease.is_none();
+        let newly = parked && !part.parked;
+        part.parked = parked;
+        if newly {
+            self.shared.stats.lock().parks += 1;
+        }
+        !parked && (!info.may_output || request.output_room())
+    }
+
+    /// Most urgent first: first windows, then who runs out of sound first; producers by turns.
+    fn sort_rows(&mut self, walk: usize, places: &mut [usize]) {
+        if places.len() <= self.max_rows[walk] && self.topology.walks[walk].kind != WalkKind::Entry {
+            // All of them run, in whatever order.
+            return;
+        }
+        match self.topology.walks[walk].kind {
+            WalkKind::Loop => {
+                let requests = &mut self.requests;
+                places.sort_by_key(|&place| requests.at(place).last_step);
+            }
+            WalkKind::Stream => places.sort_by_key(|&place| {
+                let first = self.at_first_window(walk, place);
+                (Reverse(first), self.silent_at(place))
+            }),
+            // In order of arrival.
+            WalkKind::Entry | WalkKind::Once | WalkKind::Prime => {}
+        }
+    }
+
+    /// When the listener has played all that was sent, if it began at once.
+    fn silent_at(&mut self, place: usize) -> Instant {
+        let hz = self.playback_hz;
+        let request = self.requests.at(place);
+        let first = request.stats.first_output.unwrap_or_default();
+        let played = match hz {
+            0 => Duration::ZERO,
+            hz => Duration::from_secs_f64(request.stats.samples as f64 / f64::from(hz)),
+        };
+        request.submitted_at + first + played
+    }
+
+    /// Take what a row of `walk` needs out of the request.
+    fn begin(&mut self, walk: usize, place: usize) -> Row {
+        let topology = &self.topology;
+        let info = &topology.walks[walk];
+        let request = self.requests.at(place);
+        let part = &mut request.nodes[info.node];
+        part.in_flight += 1;
+        let lease = part.lease.clone().expect("a ready row holds its node's lease");
+        let state = part.state.take();
+        let mut window = Window::default();
+        let (mut ring, mut ring_row) = (None, None);
+        match info.kind {
+            WalkKind::Entry | WalkKind::Loop => {
+                request.entered = true;
+                request.producing += 1;
+                request.last_step = self.lanes[info.lane].seq;
+                if let Some(edge) = info.produces {
+                    let part = &mut request.edges[edge];
+                    ring = part.ring.clone();
+                    ring_row = part.queue.launch_producer();
+                }
+            }
+            WalkKind::Once => {
+                let edge = info.delivers.expect("a walk that is ready once delivers");
+                request.deliveries[edge] = Delivery::Running;
+            }
+            WalkKind::Prime => {
+                let edge = info.consumes.expect("a ready prime walk has an edge");
+                let most = topology.edges[edge].max_window as usize;
+                if let Priming::Items(items) = &mut request.edges[edge].priming {
+                    let n_items = items.len().min(most);
+                    window.items = items.drain(..n_items).collect();
+                    window.last = items.is_empty();
+                }
+            }
+            WalkKind::Stream => {
+                let part = &mut request.edges[info.consumes.expect("a ready stream walk has an edge")];
+                ring = part.ring.clone();
+                window = part.queue.take_window().expect("a ready row has a window");
+            }
+        }
+        if info.may_output {
+            request.reserve_output();
+        }
+        let results = if info.awaits.is_empty() {
+            self.no_results.clone()
+        } else {
+            request
+                .results(&info.awaits)
+                .map(|(result, _)| result.clone())
+                .collect()
+        };
+        Row {
+            place,
+            request: request.id,
+            payload: request.payload.clone(),
+            state,
+            lease,
+            _ring: ring,
+            window,
+            ring_row,
+            results,
+        }
+    }
+
+    /// A row's step did not run: everything is as before [`Self::begin`].
+    pub(super) fn put_back(&mut self, walk: usize, row: Row) {
+        let info = &self.topology.walks[walk];
+        let Some(request) = self.requests.find(row.place, row.request) else {
+            return;
+        };
+        let part = &mut request.nodes[info.node];
+        part.in_flight -= 1;
+        part.state = row.state.or(part.state.take());
+        if info.may_output {
+            request.unreserve_output();
+        }
+        match info.kind {
+            WalkKind::Entry | WalkKind::Loop => {
+                request.producing -= 1;
+                if info.kind == WalkKind::Entry {
+                    request.entered = false;
+                }
+                if let Some(edge) = info.produces {
+                    request.edges[edge].queue.unlaunch_producer(row.ring_row);
+                }
+            }
+            WalkKind::Once => {
+                let edge = info.delivers.expect("a walk that runs once delivers");
+                request.deliveries[edge] = Delivery::Pending;
+            }
+            WalkKind::Prime => {
+                let edge = info.consumes.expect("a prime walk has an edge");
+                if let Priming::Items(items) = &mut request.edges[edge].priming {
+                    for item in row.window.items.into_iter().rev() {
+                        items.push_front(item);
+                    }
+                }
+            }
+            WalkKind::Stream => {
+                let edge = info.consumes.expect("a stream walk has an edge");
+                request.edges[edge].queue.put_back(row.window);
+            }
+        }
+        // A stop that waited for this row's step need not wait any more.
+        let (place, id) = (row.place, row.request);
+        self.settle_stop(place, id);
+    }
+
+    /// The events that a step on `lane` must wait for on its stream: each from the step itself that made an
+    /// input or last read a ring row that is written again, never from a whole stream.
+    pub(super) fn waits(&mut self, lane: usize, walk: usize, rows: &[Row]) -> Vec<DeviceEvent> {
+        let info = &self.topology.walks[walk];
+        let mut origins = Vec::new();
+        for row in rows {
+            for origin in &row.window.origins {
+                newest(&mut origins, origin.clone());
+            }
+            if !info.awaits.is_empty()
+                && let Some(request) = self.requests.find(row.place, row.request)
+            {
+                for (_, origin) in request.results(&info.awaits) {
+                    if let Some(origin) = origin {
+                        newest(&mut origins, origin.clone());
+                    }
+                }
+            }
+        }
+        // Rows are free again once their window landed, so the consumer's newest landed step is behind every
+        // read of them; it has completed, and the wait only says so to the stream.
+        let consumer = info.produces.and_then(|edge| self.topology.edges[edge].consumer);
+        if let Some(consumer) = consumer
+            && let Some(landed) = &self.lanes[self.topology.walks[consumer].lane].landed
+        {
+            newest(&mut origins, landed.clone());
+        }
+        origins.retain(|origin| origin.lane != lane);
+        origins.into_iter().map(|origin| origin.event).collect()
+    }
+}

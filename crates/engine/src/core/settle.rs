@@ -1,0 +1,234 @@
+//! From landed rows to what follows: items to their edges, output to listeners, ends of requests.
+
+use std::sync::Arc;
+
+use laneway_plan::declaration::WalkKind;
+
+use super::Core;
+use crate::edge::Origin;
+use crate::node::{FinishReason, Item, RequestId, RowOutcome};
+use crate::output::{Failure, FailureKind, OutputEvent};
+use crate::request::Delivery;
+use crate::step::Row;
+
+impl Core {
+    /// One landed row. Its state goes back to the request; a request that is gone meanwhile drops it.
+    pub(super) fn settle(&mut self, walk: usize, mut row: Row, outcome: RowOutcome, origin: &Origin) {
+        let topology = self.topology.clone();
+        let info = &topology.walks[walk];
+        let (place, id) = (row.place, row.request);
+        let Some(request) = self.requests.find(place, id) else {
+            return;
+        };
+        let part = &mut request.nodes[info.node];
+        part.in_flight -= 1;
+        if let Some(state) = row.state.take() {
+            part.state = Some(state);
+        }
+        if info.may_output {
+            request.unreserve_output();
+        }
+        if let Some(error) = outcome.error {
+            self.fail(place, error.into());
+            return;
+        }
+        let age = request.age();
+        match info.kind {
+            WalkKind::Entry | WalkKind::Loop => {
+                request.producing -= 1;
+                if request.ended.is_some() {
+                    self.shared.stats.lock().overrun_rows += 1;
+                    return;
+                }
+                if info.kind == WalkKind::Entry {
+                    request.stats.prefill = Some(age);
+                }
+                if !outcome.items.is_empty() {
+                    request.stats.first_item.get_or_insert(age);
+                }
+                let first_item = request.stats.items;
+                request.stats.items += outcome.items.len() as u32;
+                if let Some(edge) = info.produces {
+                    let queue = &mut request.edges[edge].queue;
+                    queue.arrive(&outcome.items, row.ring_row, Some(origin));
+                    if topology.edges[edge].consumer.is_none() && !outcome.items.is_empty() {
+                        // They leave for another worker, whose own edge holds them from here on.
+                        let n_items = outcome.items.len();
+                        request.send(OutputEvent::Items {
+                            edge: topology.edges[edge].name.clone(),
+                            first_item,
+                            items: outcome.items,
+                        });
+                        request.edges[edge].queue.leave(n_items);
+                    }
+                }
+                if let Some(samples) = outcome.output {
+                    self.output(place, samples, first_item, 1);
+                }
+                // A walk with nothing to loop behind it ends with its only step.
+                let finish = outcome
+                    .finish
+                    .or(topology.looping.is_none().then_some(FinishReason::Stop));
+                match finish {
+                    Some(reason) => self.end_producers(place, reason),
+                    None => self.settle_stop(place, id),
+                }
+            }
+            WalkKind::Once => {
+                let edge = info.delivers.expect("a walk that runs once delivers");
+                let Some(result) = outcome.result else {
+                    let message = format!("walk {} delivered no result", info.name);
+                    self.fail(place, Failure::new(FailureKind::Internal, message));
+                    return;
+                };
+                request.deliveries[edge] = Delivery::Done(result.clone(), Some(origin.clone()));
+                request.send(OutputEvent::Result {
+                    edge: topology.request_edges[edge].name.clone(),
+                    result,
+                });
+                self.prime_if_delivered(place);
+            }
+            WalkKind::Prime => self.finish_if_drained(place),
+            WalkKind::Stream => {
+                let edge = info.consumes.expect("a stream walk has an edge");
+                request.edges[edge].queue.window_landed(&row.window.items);
+                if !topology.edges[edge].produced_here
+                    && let Some(ingress) = &request.control.ingress
+                {
+                    ingress.lock().held -= row.window.items.len();
+                }
+                request.stats.windows += 1;
+                if let Some(samples) = outcome.output {
+                    let first_item = row.window.items.first().map_or(0, |item: &Item| item.index);
+                    self.output(place, samples, first_item, row.window.items.len() as u32);
+                }
+                self.finish_if_drained(place);
+            }
+        }
+    }
+
+    fn output(&mut self, place: usize, samples: Vec<f32>, first_item: u32, n_items: u32) {
+        let request = self.requests.at(place);
+        let age = request.age();
+        request.stats.first_output.get_or_insert(age);
+        request.stats.samples += samples.len() as u64;
+        request.send(OutputEvent::Samples {
+            samples,
+            first_item,
+            n_items,
+        });
+    }
+
+    /// Nothing more will be made for the request: its consumers flush.
+    pub(super) fn end_producers(&mut self, place: usize, reason: FinishReason) {
+        let request = self.requests.at(place);
+        request.ended = Some(reason);
+        for edge in &mut request.edges {
+            edge.queue.close();
+        }
+        self.finish_if_drained(place);
+    }
+
+    /// A stop takes effect once the last producing step has landed.
+    pub(super) fn settle_stop(&mut self, place: usize, id: RequestId) {
+        if let Some(request) = self.requests.find(place, id)
+            && request.stopping
+            && request.producing == 0
+            && request.ended.is_none()
+        {
+            self.end_producers(place, FinishReason::Stopped);
+        }
+    }
+
+    /// Finish a request of which nothing is left to make and nothing left to consume.
+    fn finish_if_drained(&mut self, place: usize) {
+        let topology = self.topology.clone();
+        let request = self.requests.at(place);
+        let Some(reason) = request.ended else { return };
+        let drained = topology.edges.iter().zip(&request.edges).all(|(edge, part)| {
+            edge.consumer.is_none_or(|walk| {
+                part.queue.drained() && request.nodes[topology.walks[walk].node].in_flight == 0
+            })
+        });
+        if !drained {
+            return;
+        }
+        let mut stats = std::mem::take(&mut request.stats);
+        stats.total = request.age();
+        self.shared.stats.lock().finished += 1;
+        let total = stats.total;
+        self.end(place, OutputEvent::Finished { reason, stats });
+        let mut registry = self.shared.registry.lock();
+        registry.typical_duration = (registry.typical_duration * 7 + total) / 8;
+    }
+
+    /// End a request that did not finish.
+    pub(super) fn fail(&mut self, place: usize, failure: Failure) {
+        {
+            let mut stats = self.shared.stats.lock();
+            match failure.kind {
+                FailureKind::Cancelled => stats.cancelled += 1,
+                _ => stats.failed += 1,
+            }
+        }
+        self.end(place, OutputEvent::Failed(failure));
+    }
+
+    /// The only way out: the request leaves every list, its id is free, its listener gets the terminal event.
+    /// Steps in flight keep what they name until they have landed.
+    fn end(&mut self, place: usize, terminal: OutputEvent) {
+        let request = self.requests.remove(place);
+        if request.running {
+            self.running.retain(|&other| other != place);
+        } else {
+            self.waiting.retain(|&other| other != place);
+        }
+        {
+            let mut registry = self.shared.registry.lock();
+            registry.live.remove(&request.control.name);
+            if registry.live.is_empty() {
+                self.shared.all_ended.notify_all();
+            }
+        }
+        request.send(terminal);
+    }
+
+    /// `lane` runs nothing any more: end what still needs it, and nothing else.
+    pub(super) fn lose_lane(&mut self, lane: usize, why: &str) {
+        if self.lanes[lane].lost.is_some() {
+            return;
+        }
+        let name: Arc<str> = match lane {
+            0 => "the chain".into(),
+            lane => format!("lane {lane}").into(),
+        };
+        let message = format!("{name} is lost: {why}");
+        self.lanes[lane].lost = Some(message.clone());
+        self.unhealthy(message.clone());
+        let places: Vec<usize> = self.requests.places().collect();
+        for place in places {
+            if self.needs_lane(place, lane) {
+                self.fail(place, Failure::new(FailureKind::Unavailable, message.clone()));
+            }
+        }
+    }
+
+    /// Whether anything that the request still waits for runs on `lane`.
+    fn needs_lane(&mut self, place: usize, lane: usize) -> bool {
+        let topology = self.topology.clone();
+        let request = self.requests.at(place);
+        topology
+            .walks
+            .iter()
+            .filter(|walk| walk.lane == lane)
+            .any(|walk| match walk.kind {
+                WalkKind::Entry | WalkKind::Loop => request.ended.is_none(),
+                WalkKind::Once => walk.delivers.is_some_and(|edge| {
+                    matches!(request.deliveries[edge], Delivery::Pending | Delivery::Running)
+                }),
+                WalkKind::Prime | WalkKind::Stream => walk.consumes.is_some_and(|edge| {
+                    !request.edges[edge].queue.drained() || request.nodes[walk.node].in_flight > 0
+                }),
+            })
+    }
+}

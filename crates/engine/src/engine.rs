@@ -1,0 +1,439 @@
+//! Building an engine, and ending it.
+//!
+//! Threads: `engine` runs the loop and launches the chain, `chain-landing` waits for its steps, and `lane1`,
+//! `lane2`, … launch a lane each. All of them are started here and have ended when [`Engine`] is dropped.
+
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use laneway_device::{
+    BufferSpec, DType, Device, DeviceError, Launcher, Place, Stream, StreamConfig, Touches,
+};
+use laneway_plan::declaration::WalkKind;
+
+use crate::config::EngineConfig;
+use crate::core::{Chain, Core, CoreParts, LaneState, run_landing};
+use crate::event::Event;
+use crate::handle::{EngineHandle, Gate, Health, Shared};
+use crate::lane::Lane;
+use crate::node::{BoundResource, EdgeRing, Node, NodeContext};
+use crate::resource::{Resources, bind};
+use crate::stats::{PoolStats, WalkStats};
+use crate::topology::{CHAIN, Topology};
+
+/// Why an engine did not start.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// The configuration asks for something that the engine cannot run.
+    #[error("{0}")]
+    Config(String),
+    /// The device refused a stream or an allocation.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+    /// A node could not be built.
+    #[error("build node {node}: {source}")]
+    Build {
+        /// Node name.
+        node: String,
+        /// The model's reason.
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
+    /// A node failed on its warm-up run.
+    #[error("warm up node {node}: {source}")]
+    WarmUp {
+        /// Node name.
+        node: String,
+        /// The device's reason.
+        source: DeviceError,
+    },
+    /// A thread could not be started, or panicked while it built its nodes.
+    #[error("start thread {thread}: {problem}")]
+    Thread {
+        /// Thread name.
+        thread: String,
+        /// What happened.
+        problem: String,
+    },
+    /// Building and warming up took too long.
+    #[error("the engine did not start within {0:?}")]
+    Deadline(Duration),
+}
+
+/// A running engine. Dropping it ends every request that is left and waits for its threads.
+#[derive(Debug)]
+pub struct Engine {
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// Nodes of a lane by their index among the worker's.
+type Nodes = Vec<(usize, Box<dyn Node>)>;
+
+/// A lane is ready: most rows of a step for each of its walks.
+type LaneReady = Result<Vec<(usize, usize)>, StartError>;
+
+impl Engine {
+    /// Build pools, rings, streams and nodes, warm every node up on its own stream and thread, and return
+    /// once all of it is ready.
+    ///
+    /// # Errors
+    /// [`StartError`]; nothing keeps running.
+    pub fn start(config: EngineConfig) -> Result<(Engine, EngineHandle), StartError> {
+        let topology = Arc::new(Topology::new(&config).map_err(StartError::Config)?);
+        let streams = streams(&config)?;
+        let resources = topology
+            .pools
+            .iter()
+            .map(|pool| bind(&*config.device, pool))
+            .collect::<Result<Vec<_>, _>>()?;
+        let rings = rings(&*config.device, &topology)?;
+        // One message for each request that may be live, each lane's and chain step's landing, and a few.
+        let limits = &topology.limits;
+        let capacity = limits.max_running + limits.max_queue + topology.n_lanes + 16;
+        let (events, inbox) = sync_channel(capacity);
+        let shared = Arc::new(Shared::new(events, topology.clone()));
+        let builder = Arc::new(Builder {
+            config,
+            topology: topology.clone(),
+            streams,
+            resources,
+            rings,
+        });
+        let (started, start) = sync_channel(1);
+        let thread = {
+            let (builder, shared) = (builder.clone(), shared.clone());
+            spawn("engine", move || {
+                engine_thread(&builder, &shared, inbox, &started)
+            })?
+        };
+        let deadline = builder.config.limits.start_deadline;
+        drop(builder);
+        let engine = Engine {
+            shared: shared.clone(),
+            thread: Some(thread),
+        };
+        match start.recv_timeout(deadline) {
+            Ok(Ok(())) => Ok((engine, EngineHandle { shared })),
+            Ok(Err(error)) => Err(error),
+            Err(RecvTimeoutError::Timeout) => {
+                // Threads that are still building end by themselves once they see that nobody waits.
+                std::mem::forget(engine);
+                Err(StartError::Deadline(deadline))
+            }
+            Err(RecvTimeoutError::Disconnected) => Err(StartError::Thread {
+                thread: "engine".into(),
+                problem: "it panicked while it built the chain's nodes".into(),
+            }),
+        }
+    }
+
+    /// Take nothing new, and wait at most `bound` for the requests that are left. Returns how many still ran
+    /// when the time was up; dropping the engine ends them.
+    pub fn drain(&self, bound: Duration) -> usize {
+        let deadline = Instant::now() + bound;
+        let mut registry = self.shared.registry.lock();
+        if matches!(registry.gate, Gate::Open) {
+            registry.gate = Gate::Draining;
+            self.shared.health.send_replace(Health::Draining);
+        }
+        while !registry.live.is_empty() {
+            if self
+                .shared
+                .all_ended
+                .wait_until(&mut registry, deadline)
+                .timed_out()
+            {
+                break;
+            }
+        }
+        registry.live.len()
+    }
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        let Some(thread) = self.thread.take() else { return };
+        // An error means that the thread has ended already.
+        let _ = self.shared.events.send(Event::Shutdown);
+        if thread.join().is_err() {
+            tracing::error!("the engine thread panicked");
+        }
+    }
+}
+
+fn streams(config: &EngineConfig) -> Result<Vec<Arc<dyn Stream>>, DeviceError> {
+    let lanes = config.lanes.iter().enumerate();
+    lanes
+        .map(|(lane, lane_config)| {
+            config.device.create_stream(StreamConfig {
+                name: lane_name(lane),
+                priority: lane_config.priority,
+                partition_sms: lane_config.partition_sms,
+            })
+        })
+        .collect()
+}
+
+fn lane_name(lane: usize) -> String {
+    match lane {
+        CHAIN => "chain".into(),
+        lane => format!("lane{lane}"),
+    }
+}
+
+/// The ring of each edge that has one.
+fn rings(device: &dyn Device, topology: &Topology) -> Result<Vec<Option<EdgeRing>>, DeviceError> {
+    let slots = topology.limits.max_running as u32;
+    let ring = |edge: &crate::topology::EdgeInfo| -> Result<Option<EdgeRing>, DeviceError> {
+        if !edge.has_ring() {
+            return Ok(None);
+        }
+        let buffer = device.alloc(BufferSpec {
+            name: format!("ring of {}", edge.name),
+            dtype: DType::I32,
+            len: (slots * edge.capacity * edge.item_words) as usize,
+            place: Place::Device,
+        })?;
+        Ok(Some(EdgeRing {
+            buffer,
+            slots,
+            capacity: edge.capacity,
+            item_words: edge.item_words,
+        }))
+    };
+    topology.edges.iter().map(ring).collect()
+}
+
+fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>, StartError> {
+    let thread = std::thread::Builder::new().name(name.into());
+    thread.spawn(body).map_err(|error| StartError::Thread {
+        thread: name.into(),
+        problem: error.to_string(),
+    })
+}
+
+/// What every thread builds its nodes from.
+struct Builder {
+    config: EngineConfig,
+    topology: Arc<Topology>,
+    streams: Vec<Arc<dyn Stream>>,
+    resources: Vec<BoundResource>,
+    rings: Vec<Option<EdgeRing>>,
+}
+
+impl Builder {
+    /// Build and warm up the nodes of `lane`, on the thread that will own them.
+    fn nodes(&self, lane: usize) -> Result<Nodes, StartError> {
+        let placed = self.topology.nodes.iter().enumerate();
+        placed
+            .filter(|(_, node)| node.lane == lane)
+            .map(|(index, node)| {
+                let name = node.name.to_string();
+                let built = self.config.model.build_node(&name, self.context(index));
+                let mut built = built.map_err(|source| StartError::Build {
+                    node: name.clone(),
+                    source,
+                })?;
+                let stream = &*self.streams[lane];
+                let touches = Touches::none();
+                let launcher = Launcher {
+                    stream,
+                    touches: &touches,
+                };
+                built
+                    .warm_up(&launcher)
+                    .and_then(|()| stream.record()?.synchronize(self.config.limits.start_deadline))
+                    .map_err(|source| StartError::WarmUp { node: name, source })?;
+                Ok((index, built))
+            })
+            .collect()
+    }
+
+    fn context(&self, node: usize) -> NodeContext {
+        let info = &self.topology.nodes[node];
+        let walks = || self.topology.walks.iter().filter(|walk| walk.node == node);
+        let touches =
+            |edge: usize| walks().any(|walk| walk.produces == Some(edge) || walk.consumes == Some(edge));
+        let rings = self.rings.iter().enumerate().filter_map(|(edge, ring)| {
+            let ring = ring.as_ref().filter(|_| touches(edge))?;
+            Some((self.topology.edges[edge].name.to_string(), ring.clone()))
+        });
+        NodeContext {
+            device: self.config.device.clone(),
+            stream: self.streams[info.lane].clone(),
+            resources: info
+                .pools
+                .iter()
+                .map(|&pool| self.resources[pool].clone())
+                .collect(),
+            rings: rings.collect(),
+            max_rows: self.config.lanes[info.lane].max_rows,
+            max_prefill_tokens: self.config.max_prefill_tokens,
+            max_seq_len: self.config.max_seq_len,
+            capture_buckets: self.config.capture_buckets.clone(),
+        }
+    }
+
+    /// Most rows of a step, for each walk of these nodes.
+    fn max_rows(&self, nodes: &Nodes) -> Vec<(usize, usize)> {
+        let walks = self.topology.walks.iter().enumerate();
+        walks
+            .filter_map(|(index, walk)| {
+                let (_, node) = nodes.iter().find(|(node, _)| *node == walk.node)?;
+                // Prefill is bounded by the node alone: its rows are not yet among the lane's running ones.
+                let bound = match walk.kind {
+                    WalkKind::Entry | WalkKind::Once => usize::MAX,
+                    _ => self.config.lanes[walk.lane].max_rows,
+                };
+                Some((index, node.max_rows(walk.id).min(bound).max(1)))
+            })
+            .collect()
+    }
+}
+
+/// Body of the `engine` thread: start the others, build the chain, then run the loop.
+fn engine_thread(
+    builder: &Arc<Builder>,
+    shared: &Arc<Shared>,
+    inbox: Receiver<Event>,
+    started: &SyncSender<Result<(), StartError>>,
+) {
+    let ended = EndGuard(shared.clone());
+    match build_core(builder, shared, inbox) {
+        Ok(core) => {
+            if started.send(Ok(())).is_ok() {
+                core.run();
+            }
+        }
+        Err(error) => {
+            let _ = started.send(Err(error));
+        }
+    }
+    drop(ended);
+}
+
+/// Leaves the truth behind, also when the loop panicked.
+struct EndGuard(Arc<Shared>);
+
+impl Drop for EndGuard {
+    fn drop(&mut self) {
+        let mut registry = self.0.registry.lock();
+        if !matches!(registry.gate, Gate::Stopped(_)) {
+            registry.gate = Gate::Stopped("its thread ended".into());
+        }
+        registry.live.clear();
+        self.0.all_ended.notify_all();
+        self.0.health.send_replace(Health::Stopped);
+    }
+}
+
+fn build_core(
+    builder: &Arc<Builder>,
+    shared: &Arc<Shared>,
+    inbox: Receiver<Event>,
+) -> Result<Core, StartError> {
+    let topology = builder.topology.clone();
+    let n_walks = topology.walks.len();
+    let mut lanes = vec![LaneState::new(None, None, n_walks)];
+    let mut readies = Vec::new();
+    for lane in CHAIN + 1..topology.n_lanes {
+        let (orders, order_inbox) = sync_channel(1);
+        let (ready, is_ready) = sync_channel(1);
+        let (builder, events) = (builder.clone(), shared.events.clone());
+        let thread = spawn(&lane_name(lane), move || {
+            let nodes = match builder.nodes(lane) {
+                Ok(nodes) => nodes,
+                Err(error) => {
+                    let _ = ready.send(Err(error));
+                    return;
+                }
+            };
+            let rows: LaneReady = Ok(builder.max_rows(&nodes));
+            let served = Lane {
+                lane,
+                nodes,
+                stream: builder.streams[lane].clone(),
+                step_deadline: builder.config.limits.step_deadline,
+            };
+            drop(builder);
+            if ready.send(rows).is_ok() {
+                served.run(&order_inbox, &events);
+            }
+        })?;
+        lanes.push(LaneState::new(Some(orders), Some(thread), n_walks));
+        readies.push((lane, is_ready));
+    }
+    let chain_nodes = builder.nodes(CHAIN)?;
+    let mut max_rows = vec![1; n_walks];
+    let mut all_rows = builder.max_rows(&chain_nodes);
+    for (lane, is_ready) in readies {
+        let rows = is_ready.recv().map_err(|_| StartError::Thread {
+            thread: lane_name(lane),
+            problem: "it panicked while it built its nodes".into(),
+        })?;
+        all_rows.extend(rows?);
+    }
+    for (walk, rows) in all_rows {
+        max_rows[walk] = rows;
+    }
+    let (landing, steps) = sync_channel(4);
+    let events = shared.events.clone();
+    let step_deadline = builder.config.limits.step_deadline;
+    let landing_thread = spawn("chain-landing", move || {
+        run_landing(&steps, &events, step_deadline)
+    })?;
+    let ring_slots: Vec<u32> = builder
+        .rings
+        .iter()
+        .map(|ring| ring.as_ref().map_or(0, |ring| ring.slots))
+        .collect();
+    let resources = Resources::new(
+        &topology,
+        &builder.resources,
+        &ring_slots,
+        &builder.streams,
+        shared.waker.clone(),
+    );
+    {
+        let mut stats = shared.stats.lock();
+        stats.walks = walk_stats(&topology);
+        stats.pools = topology
+            .pools
+            .iter()
+            .map(|pool| PoolStats {
+                key: pool.key.clone(),
+                slots: pool.slots,
+                used: 0,
+            })
+            .collect();
+    }
+    Ok(Core::new(CoreParts {
+        chain: Chain::new(
+            chain_nodes,
+            builder.streams[CHAIN].clone(),
+            landing,
+            landing_thread,
+        ),
+        topology,
+        shared: shared.clone(),
+        events: inbox,
+        resources,
+        lanes,
+        max_rows,
+        playback_hz: builder.config.playback_hz,
+    }))
+}
+
+fn walk_stats(topology: &Topology) -> Vec<WalkStats> {
+    let walks = topology.walks.iter();
+    walks
+        .map(|walk| WalkStats {
+            walk: walk.name.clone(),
+            node: topology.nodes[walk.node].name.clone(),
+            lane: walk.lane,
+            ..WalkStats::default()
+        })
+        .collect()
+}

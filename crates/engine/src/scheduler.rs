@@ -1,0 +1,161 @@
+//! Which walk a stream runs next: a pure function of what is ready, used for the chain and for each lane.
+//!
+//! It is only ever shown walks of its own stream, and only rows whose inputs have landed: nothing of a lane
+//! is speculated, nothing is yielded to a lane.
+
+use laneway_plan::declaration::WalkKind;
+
+/// A walk with at least one row that could run now.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Ready {
+    /// Index among the worker's walks.
+    pub(crate) walk: usize,
+    pub(crate) kind: WalkKind,
+    /// A listener waits for its first output behind one of the rows.
+    pub(crate) first_output: bool,
+    /// Steps of other walks that ran on this stream while this one was ready.
+    pub(crate) passed_over: u32,
+}
+
+/// A decode is passed over at most this often in a row, so that running requests keep their pace while
+/// others are prefilled and their first windows decoded.
+const DECODE_PATIENCE: u32 = 2;
+/// Any other walk waits at most this long, plus its turn among those that waited as long.
+const PATIENCE: u32 = 4;
+
+/// The walk to run, `None` when nothing is ready.
+pub(crate) fn choose(ready: &[Ready]) -> Option<usize> {
+    ready
+        .iter()
+        .min_by_key(|walk| rank(walk, ready))
+        .map(|walk| walk.walk)
+}
+
+/// Smaller goes first; ties go to the walk that waited longest.
+fn rank(walk: &Ready, ready: &[Ready]) -> (u32, std::cmp::Reverse<u32>) {
+    let class = match walk.kind {
+        _ if walk.passed_over >= PATIENCE => 0,
+        WalkKind::Loop if walk.passed_over >= DECODE_PATIENCE => 1,
+        // What a listener hears first, and what leads to it.
+        WalkKind::Stream if walk.first_output => 2,
+        WalkKind::Entry => 3,
+        WalkKind::Once => 4,
+        WalkKind::Prime => 5,
+        // Later windows take turns with the decode that feeds them, so that their rows gather.
+        WalkKind::Stream if walk.passed_over > 0 || !has_loop(ready) => 6,
+        WalkKind::Loop => 7,
+        WalkKind::Stream => 8,
+    };
+    (class, std::cmp::Reverse(walk.passed_over))
+}
+
+fn has_loop(ready: &[Ready]) -> bool {
+    ready.iter().any(|walk| walk.kind == WalkKind::Loop)
+}
+
+/// How often each walk of a stream was passed over.
+#[derive(Debug, Default)]
+pub(crate) struct Turns {
+    passed_over: Vec<u32>,
+}
+
+impl Turns {
+    pub(crate) fn new(n_walks: usize) -> Self {
+        Self {
+            passed_over: vec![0; n_walks],
+        }
+    }
+
+    pub(crate) fn passed_over(&self, walk: usize) -> u32 {
+        self.passed_over[walk]
+    }
+
+    /// `chosen` runs; what else was ready was passed over.
+    pub(crate) fn took(&mut self, chosen: usize, ready: &[Ready]) {
+        for walk in ready {
+            self.passed_over[walk.walk] += 1;
+        }
+        self.passed_over[chosen] = 0;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const KINDS: [WalkKind; 5] = [
+        WalkKind::Entry,
+        WalkKind::Loop,
+        WalkKind::Stream,
+        WalkKind::Once,
+        WalkKind::Prime,
+    ];
+
+    fn ready(walk: usize, first_output: bool, turns: &Turns) -> Ready {
+        Ready {
+            walk,
+            kind: KINDS[walk],
+            first_output,
+            passed_over: turns.passed_over(walk),
+        }
+    }
+
+    fn run(walks: &[usize], first_output: bool, steps: usize) -> Vec<usize> {
+        let mut turns = Turns::new(KINDS.len());
+        (0..steps)
+            .map(|_| {
+                let ready: Vec<_> = walks
+                    .iter()
+                    .map(|&walk| ready(walk, first_output, &turns))
+                    .collect();
+                let chosen = choose(&ready).expect("something is ready");
+                turns.took(chosen, &ready);
+                chosen
+            })
+            .collect()
+    }
+
+    #[test]
+    fn prefills_first_but_decodes_every_third_step() {
+        assert_eq!(run(&[0, 1], false, 6), [0, 0, 1, 0, 0, 1]);
+    }
+
+    #[test]
+    fn later_windows_take_turns_with_decode() {
+        assert_eq!(run(&[1, 2], false, 4), [1, 2, 1, 2]);
+    }
+
+    #[test]
+    fn a_first_window_goes_before_prefill() {
+        assert_eq!(run(&[0, 1, 2], true, 1), [2]);
+    }
+
+    #[test]
+    fn nothing_ready_runs_nothing() {
+        assert_eq!(choose(&[]), None);
+    }
+
+    proptest! {
+        /// Whatever comes and goes, a walk that stays ready runs within a fixed number of steps.
+        #[test]
+        fn no_ready_walk_starves(steps in prop::collection::vec((0u8..32, any::<bool>()), 1..200)) {
+            let mut turns = Turns::new(KINDS.len());
+            let mut ready_for = [0u32; 5];
+            for (mask, first_output) in steps {
+                let now: Vec<_> = (0..KINDS.len())
+                    .filter(|walk| mask & (1 << walk) != 0)
+                    .map(|walk| ready(walk, first_output, &turns))
+                    .collect();
+                let Some(chosen) = choose(&now) else { continue };
+                prop_assert!(now.iter().any(|walk| walk.walk == chosen));
+                turns.took(chosen, &now);
+                for walk in &now {
+                    ready_for[walk.walk] += 1;
+                }
+                ready_for[chosen] = 0;
+                prop_assert!(ready_for.iter().all(|&steps| steps <= PATIENCE + KINDS.len() as u32));
+            }
+        }
+    }
+}
