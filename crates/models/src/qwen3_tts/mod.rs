@@ -7,7 +7,10 @@ pub mod codec_encoder;
 mod load;
 pub mod mel;
 pub mod nodes;
+pub mod prompt;
 pub mod reference;
+pub mod request;
 pub mod speaker_encoder;
+pub mod tokenizer;
 
 pub use load::LoadError;
