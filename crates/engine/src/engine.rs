@@ -15,6 +15,7 @@ use laneway_plan::declaration::WalkKind;
 
 use crate::config::EngineConfig;
 use crate::core::{Chain, Core, CoreParts, LaneState, run_landing};
+use crate::edge::Origin;
 use crate::event::Event;
 use crate::handle::{EngineHandle, Gate, Health, Shared};
 use crate::lane::Lane;
@@ -71,8 +72,8 @@ pub struct Engine {
 /// Nodes of a lane by their index among the worker's.
 type Nodes = Vec<(usize, Box<dyn Node>)>;
 
-/// A lane is ready: most rows of a step for each of its walks.
-type LaneReady = Result<Vec<(usize, usize)>, StartError>;
+/// A lane is ready: most rows of a step for each of its walks, and what its warm-up ended with.
+type LaneReady = Result<(Vec<(usize, usize)>, Origin), StartError>;
 
 impl Engine {
     /// Build pools, rings, streams and nodes, warm every node up on its own stream and thread, and return
@@ -244,11 +245,18 @@ impl Builder {
                 };
                 built
                     .warm_up(&launcher)
-                    .and_then(|()| stream.record()?.synchronize(self.config.limits.start_deadline))
+                    .and_then(|()| self.settled(lane).map(drop))
                     .map_err(|source| StartError::WarmUp { node: name, source })?;
                 Ok((index, built))
             })
             .collect()
+    }
+
+    /// Wait until everything on the lane's stream has run.
+    fn settled(&self, lane: usize) -> Result<Origin, DeviceError> {
+        let event = self.streams[lane].record()?;
+        event.synchronize(self.config.limits.start_deadline)?;
+        Ok(Origin { lane, seq: 0, event })
     }
 
     fn context(&self, node: usize) -> NodeContext {
@@ -336,7 +344,7 @@ fn build_core(
 ) -> Result<Core, StartError> {
     let topology = builder.topology.clone();
     let n_walks = topology.walks.len();
-    let mut lanes = vec![LaneState::new(None, None, n_walks)];
+    let mut threads = Vec::new();
     let mut readies = Vec::new();
     for lane in CHAIN + 1..topology.n_lanes {
         let (orders, order_inbox) = sync_channel(1);
@@ -350,7 +358,8 @@ fn build_core(
                     return;
                 }
             };
-            let rows: LaneReady = Ok(builder.max_rows(&nodes));
+            let warmed_up = builder.settled(lane).map_err(StartError::Device);
+            let rows: LaneReady = warmed_up.map(|origin| (builder.max_rows(&nodes), origin));
             let served = Lane {
                 lane,
                 nodes,
@@ -358,22 +367,27 @@ fn build_core(
                 step_deadline: builder.config.limits.step_deadline,
             };
             drop(builder);
-            if ready.send(rows).is_ok() {
+            let is_ready = rows.is_ok();
+            if ready.send(rows).is_ok() && is_ready {
                 served.run(&order_inbox, &events);
             }
         })?;
-        lanes.push(LaneState::new(Some(orders), Some(thread), n_walks));
+        threads.push((orders, thread));
         readies.push((lane, is_ready));
     }
     let chain_nodes = builder.nodes(CHAIN)?;
     let mut max_rows = vec![1; n_walks];
     let mut all_rows = builder.max_rows(&chain_nodes);
-    for (lane, is_ready) in readies {
-        let rows = is_ready.recv().map_err(|_| StartError::Thread {
+    let warmed_up = builder.settled(CHAIN)?;
+    let mut lanes = vec![LaneState::new(None, None, n_walks, warmed_up)];
+    for ((lane, is_ready), (orders, thread)) in readies.into_iter().zip(threads) {
+        let ready: LaneReady = is_ready.recv().map_err(|_| StartError::Thread {
             thread: lane_name(lane),
             problem: "it panicked while it built its nodes".into(),
         })?;
-        all_rows.extend(rows?);
+        let (rows, warmed_up) = ready?;
+        all_rows.extend(rows);
+        lanes.push(LaneState::new(Some(orders), Some(thread), n_walks, warmed_up));
     }
     for (walk, rows) in all_rows {
         max_rows[walk] = rows;

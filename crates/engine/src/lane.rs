@@ -33,20 +33,22 @@ pub(crate) struct Report {
     /// Rows that did not fit beside the others.
     pub(crate) left_over: Vec<Row>,
     pub(crate) outcome: Outcome,
+    /// Recorded behind what was launched, if anything was.
+    pub(crate) event: Option<DeviceEvent>,
     pub(crate) took: Duration,
 }
 
 /// What became of the rows.
 #[derive(Debug)]
 pub(crate) enum Outcome {
-    /// One outcome a row, and the step's event.
-    Landed(Vec<RowOutcome>, DeviceEvent),
+    /// One outcome a row.
+    Landed(Vec<RowOutcome>),
     /// These cannot run; nothing was launched.
     Refused(Vec<(usize, RowError)>),
     /// The step failed, and nothing of it runs any more.
     Failed(DeviceError),
     /// It may still run: the lane is lost.
-    Stuck(Option<DeviceEvent>, String),
+    Stuck(String),
 }
 
 /// What a lane's thread works with.
@@ -62,60 +64,56 @@ impl Lane {
     /// Serve orders until their channel closes.
     pub(crate) fn run(mut self, orders: &Receiver<Order>, events: &SyncSender<Event>) {
         let mut touches = Touches::none();
-        while let Ok(mut order) = orders.recv() {
+        while let Ok(order) = orders.recv() {
             let started = Instant::now();
-            let mut left_over = Vec::new();
-            let outcome = catch_unwind(AssertUnwindSafe(|| {
-                self.step(&mut order, &mut left_over, &mut touches)
-            }))
-            .unwrap_or_else(|panic| Outcome::Stuck(None, format!("a node panicked: {}", message(&*panic))));
-            let report = Report {
+            let mut report = Report {
                 lane: self.lane,
                 walk: order.walk,
                 rows: order.rows,
-                left_over,
-                outcome,
-                took: started.elapsed(),
+                left_over: Vec::new(),
+                // Stays when the node panics.
+                outcome: Outcome::Stuck("a node panicked".into()),
+                event: None,
+                took: Duration::ZERO,
             };
+            let stepped = catch_unwind(AssertUnwindSafe(|| {
+                self.step(order.node, order.job, &order.waits, &mut report, &mut touches)
+            }));
+            report.outcome = stepped
+                .unwrap_or_else(|panic| Outcome::Stuck(format!("a node panicked: {}", message(&*panic))));
+            report.took = started.elapsed();
             if events.send(Event::LaneLanded(Box::new(report))).is_err() {
                 return;
             }
         }
     }
 
-    fn step(&mut self, order: &mut Order, left_over: &mut Vec<Row>, touches: &mut Touches) -> Outcome {
-        let node = self
-            .nodes
-            .iter_mut()
-            .find_map(|(index, node)| (*index == order.node).then_some(node))
-            .expect("an order goes to the lane that owns its node");
-        *left_over = order
-            .rows
-            .split_off(step::fitting(&**node, order.job, &order.rows));
-        let attempt = step::launch(
-            &mut **node,
-            order.job,
-            &mut order.rows,
-            &*self.stream,
-            &order.waits,
-            touches,
-        );
-        let (event, error) = match attempt {
-            Attempt::Launched { event, error } => (event, error),
+    fn step(
+        &mut self,
+        node: usize,
+        job: Job,
+        waits: &[DeviceEvent],
+        report: &mut Report,
+        touches: &mut Touches,
+    ) -> Outcome {
+        let found = self.nodes.iter_mut().find(|(index, _)| *index == node);
+        let node = &mut *found.expect("an order goes to the lane that owns its node").1;
+        let fitting = step::fitting(node, job, &report.rows);
+        report.left_over = report.rows.split_off(fitting);
+        let error = match step::launch(node, job, &mut report.rows, &*self.stream, waits, touches) {
+            Attempt::Launched { event, error } => {
+                report.event = Some(event);
+                error
+            }
             Attempt::Refused(rows) => return Outcome::Refused(rows),
             Attempt::Failed(error) => return Outcome::Failed(error),
-            Attempt::Lost(error) => return Outcome::Stuck(None, error.to_string()),
+            Attempt::Lost(error) => return Outcome::Stuck(error.to_string()),
         };
-        match event.synchronize(self.step_deadline) {
-            Err(error @ DeviceError::Deadline { .. }) => Outcome::Stuck(Some(event), error.to_string()),
-            Err(failed) => Outcome::Failed(error.unwrap_or(failed)),
-            Ok(()) => match error {
-                Some(error) => Outcome::Failed(error),
-                None => Outcome::Landed(
-                    step::land(&mut **node, order.job, &mut order.rows, |_| false),
-                    event,
-                ),
-            },
+        let landing = report.event.as_ref().map(|event| event.synchronize(self.step_deadline));
+        match (landing, error) {
+            (Some(Err(stuck @ DeviceError::Deadline { .. })), _) => Outcome::Stuck(stuck.to_string()),
+            (_, Some(error)) | (Some(Err(error)), None) => Outcome::Failed(error),
+            _ => Outcome::Landed(step::land(node, job, &mut report.rows)),
         }
     }
 }

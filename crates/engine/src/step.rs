@@ -49,7 +49,7 @@ pub(crate) enum Attempt {
     },
     /// Rows (by index) cannot run. Nothing was launched.
     Refused(Vec<(usize, RowError)>),
-    /// The device refused before anything was launched.
+    /// The device refused, and nothing of the step runs.
     Failed(DeviceError),
     /// The stream takes nothing any more, and what of the step runs is not known.
     Lost(DeviceError),
@@ -117,21 +117,18 @@ pub(crate) fn launch(
             event,
             error: forward.err(),
         },
+        // A failed stream runs nothing more, so nothing of the step is in flight.
+        (Err(error @ DeviceError::StreamFailed { .. }), _) => Attempt::Failed(error),
         (Err(_), Err(error)) | (Err(error), Ok(())) => Attempt::Lost(error),
     }
 }
 
-/// Turn a landed step into outcomes. `gone` says which rows no longer count.
-pub(crate) fn land(
-    node: &mut dyn Node,
-    job: Job,
-    rows: &mut [Row],
-    gone: impl Fn(&Row) -> bool,
-) -> Vec<RowOutcome> {
+/// Turn a landed step into outcomes. A row without a state no longer counts.
+pub(crate) fn land(node: &mut dyn Node, job: Job, rows: &mut [Row]) -> Vec<RowOutcome> {
     let n_rows = rows.len();
     let mut views: Vec<Option<StepRow<'_>>> = rows
         .iter_mut()
-        .map(|row| (row.state.is_some() && !gone(row)).then(|| view(row)))
+        .map(|row| row.state.is_some().then(|| view(row)))
         .collect();
     let mut outcomes = node.postprocess(job.walk, job.stage, &mut views);
     // A node that answers for fewer rows than it was given must not leave one hanging.

@@ -189,6 +189,12 @@ impl Core {
         let InFlight {
             walk, job, mut rows, ..
         } = step;
+        let origin = Origin {
+            lane: CHAIN,
+            seq,
+            event: step.event,
+        };
+        self.lanes[CHAIN].landed = origin.clone();
         if let Err(error) = step.error.map_or(result, Err) {
             self.step_failed(CHAIN, rows, &error);
             return;
@@ -196,14 +202,7 @@ impl Core {
         let now = Instant::now();
         let took = now - step.launched_at.max(self.chain.last_landing);
         self.chain.last_landing = now;
-        self.lanes[CHAIN].failures_in_a_row = 0;
         self.shared.stats.lock().walks[walk].landed(rows.len(), took);
-        let origin = Origin {
-            lane: CHAIN,
-            seq,
-            event: step.event,
-        };
-        self.lanes[CHAIN].landed = Some(origin.clone());
         let node = self.topology.walks[walk].node;
         // Rows that ended at the step before are overrun: the node skips them.
         let produces = matches!(job.kind, WalkKind::Entry | WalkKind::Loop);
@@ -213,7 +212,7 @@ impl Core {
                 self.swap_state(node, row);
             }
         }
-        let outcomes = step::land(self.chain.node(node), job, &mut rows, |_| false);
+        let outcomes = step::land(self.chain.node(node), job, &mut rows);
         for (row, outcome) in rows.into_iter().zip(outcomes) {
             self.settle(walk, row, outcome, &origin);
         }

@@ -2,7 +2,7 @@
 
 use laneway_device::DeviceError;
 
-use super::{Core, FAILURES_TO_LOSE};
+use super::Core;
 use crate::edge::Origin;
 use crate::lane::{Order, Outcome, Report};
 use crate::node::{RowError, Stage};
@@ -48,22 +48,25 @@ impl Core {
             rows,
             left_over,
             outcome,
+            event,
             took,
         } = report;
         self.lanes[lane].busy = false;
         self.lanes[lane].seq += 1;
+        let landed = !matches!(outcome, Outcome::Stuck(_));
+        if let Some(event) = event.as_ref().filter(|_| landed) {
+            self.lanes[lane].landed = Origin {
+                lane,
+                seq: self.lanes[lane].seq,
+                event: event.clone(),
+            };
+        }
         for row in left_over.into_iter().rev() {
             self.put_back(walk, row);
         }
         match outcome {
-            Outcome::Landed(outcomes, event) => {
-                let origin = Origin {
-                    lane,
-                    seq: self.lanes[lane].seq,
-                    event,
-                };
-                self.lanes[lane].landed = Some(origin.clone());
-                self.lanes[lane].failures_in_a_row = 0;
+            Outcome::Landed(outcomes) => {
+                let origin = self.lanes[lane].landed.clone();
                 self.shared.stats.lock().walks[walk].landed(rows.len(), took);
                 for (row, outcome) in rows.into_iter().zip(outcomes) {
                     self.settle(walk, row, outcome, &origin);
@@ -71,7 +74,7 @@ impl Core {
             }
             Outcome::Refused(errors) => self.refused(walk, rows, errors),
             Outcome::Failed(error) => self.step_failed(lane, rows, &error),
-            Outcome::Stuck(event, why) => {
+            Outcome::Stuck(why) => {
                 let failure = Failure::new(FailureKind::Unavailable, why.clone());
                 self.fail_step(&rows, &failure);
                 self.stuck.push((event, rows));
@@ -102,11 +105,9 @@ impl Core {
         tracing::error!(lane, rows = rows.len(), %error, "a step failed");
         self.fail_step(&rows, &Failure::new(FailureKind::Internal, error.to_string()));
         drop(rows);
+        // A failed stream runs nothing more.
         if matches!(error, DeviceError::StreamFailed { .. }) {
-            self.lanes[lane].failures_in_a_row += 1;
-            if self.lanes[lane].failures_in_a_row >= FAILURES_TO_LOSE {
-                self.lose_lane(lane, &error.to_string());
-            }
+            self.lose_lane(lane, &error.to_string());
         }
     }
 

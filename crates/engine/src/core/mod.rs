@@ -34,8 +34,6 @@ use crate::topology::{CHAIN, Topology};
 
 /// How often deadlines and stalled listeners are looked at.
 const TICK: Duration = Duration::from_millis(20);
-/// Steps in a row that may fail with their stream before the lane is given up.
-const FAILURES_TO_LOSE: u32 = 2;
 
 /// One stream as the engine thread sees it.
 pub(crate) struct LaneState {
@@ -47,9 +45,8 @@ pub(crate) struct LaneState {
     /// Steps so far.
     pub(crate) seq: u64,
     pub(crate) turns: Turns,
-    /// Its newest landed step.
-    pub(crate) landed: Option<Origin>,
-    pub(crate) failures_in_a_row: u32,
+    /// Its newest landed step, its nodes' warm-up to begin with.
+    pub(crate) landed: Origin,
     /// Why it runs nothing any more.
     pub(crate) lost: Option<String>,
 }
@@ -59,6 +56,7 @@ impl LaneState {
         orders: Option<SyncSender<Order>>,
         thread: Option<JoinHandle<()>>,
         n_walks: usize,
+        warmed_up: Origin,
     ) -> Self {
         Self {
             orders,
@@ -66,8 +64,7 @@ impl LaneState {
             busy: false,
             seq: 0,
             turns: Turns::new(n_walks),
-            landed: None,
-            failures_in_a_row: 0,
+            landed: warmed_up,
             lost: None,
         }
     }
@@ -176,8 +173,8 @@ impl Core {
             self.next_tick = now + TICK;
             self.tick(now);
         }
-        if let Err(error) = self.resources.collect() {
-            self.unhealthy(format!("a released slot could not be zeroed: {error}"));
+        if let Some((lane, error)) = self.resources.collect() {
+            self.lose_lane(lane, &format!("a released slot could not be zeroed: {error}"));
         }
         self.admit();
         for lane in CHAIN + 1..self.lanes.len() {

@@ -276,9 +276,8 @@ impl Core {
         // Rows are free again once their window landed, so the consumer's newest landed step is behind every
         // read of them; it has completed, and the wait only says so to the stream.
         let consumer = info.produces.and_then(|edge| self.topology.edges[edge].consumer);
-        if let Some(consumer) = consumer
-            && let Some(landed) = &self.lanes[self.topology.walks[consumer].lane].landed
-        {
+        if let Some(consumer) = consumer {
+            let landed = &self.lanes[self.topology.walks[consumer].lane].landed;
             newest(&mut origins, landed.clone());
         }
         origins.retain(|origin| origin.lane != lane);

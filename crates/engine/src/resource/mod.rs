@@ -8,7 +8,7 @@ mod lease;
 
 use std::sync::Arc;
 
-use laneway_device::{Buffer, BufferSpec, DType, Device, Place, Stream, Touches, op};
+use laneway_device::{Buffer, BufferSpec, DType, Device, DeviceError, Place, Stream, Touches, op};
 
 pub(crate) use free_list::FreeList;
 pub(crate) use lease::{Lease, ReturnBin};
@@ -22,7 +22,21 @@ struct Pool {
     key: Arc<str>,
     free: FreeList,
     /// What is zeroed when a slot comes back, and on which stream; `None`: released as it is.
-    zero: Option<(Buffer, usize, Arc<dyn Stream>)>,
+    zero: Option<Zeroing>,
+}
+
+struct Zeroing {
+    buffer: Buffer,
+    slot_words: usize,
+    lane: usize,
+    stream: Arc<dyn Stream>,
+}
+
+impl Zeroing {
+    fn launch(&self, slot: u32) -> laneway_device::Result<()> {
+        let dst = self.buffer.slice(slot as usize * self.slot_words, self.slot_words);
+        self.stream.launch(&op::Zero { dst }.into(), &Touches::none())
+    }
 }
 
 /// Every pool of a worker: its resources first, in the topology's order, then the rings of its edges.
@@ -43,9 +57,12 @@ impl Resources {
         let resources = topology.pools.iter().zip(bound).map(|(info, bound)| Pool {
             key: info.key.clone(),
             free: FreeList::new(info.slots),
-            zero: info
-                .zero_on_release
-                .then(|| (bound.pool.clone(), bound.slot_words, streams[info.lane].clone())),
+            zero: info.zero_on_release.then(|| Zeroing {
+                buffer: bound.pool.clone(),
+                slot_words: bound.slot_words,
+                lane: info.lane,
+                stream: streams[info.lane].clone(),
+            }),
         });
         let rings = topology.edges.iter().zip(rings).map(|(edge, &slots)| Pool {
             key: edge.name.clone(),
@@ -82,26 +99,22 @@ impl Resources {
     }
 
     /// Take back what was dropped: queue the zeroing on the owner's stream, then offer the slots again. Any
-    /// step that is launched on that stream from here on runs behind the zero.
-    ///
-    /// # Errors
-    /// The owner's stream refused; those slots stay out of use.
-    pub(crate) fn collect(&mut self) -> laneway_device::Result<()> {
-        let mut outcome = Ok(());
+    /// step that is launched on that stream from here on runs behind the zero. Returns the lane whose stream
+    /// refused, which must not run another step: its slots are not clean.
+    pub(crate) fn collect(&mut self) -> Option<(usize, DeviceError)> {
+        let mut refused = None;
         for (pool, slots) in self.bin.take() {
             let pool = &mut self.pools[pool];
             for slot in slots {
-                if let Some((buffer, slot_words, stream)) = &pool.zero {
-                    let dst = buffer.slice(slot as usize * slot_words, *slot_words);
-                    if let Err(error) = stream.launch(&op::Zero { dst }.into(), &Touches::none()) {
-                        outcome = Err(error);
-                        continue;
-                    }
+                if let Some(zero) = &pool.zero
+                    && let Err(error) = zero.launch(slot)
+                {
+                    refused = Some((zero.lane, error));
                 }
                 pool.free.give_back(slot);
             }
         }
-        outcome
+        refused
     }
 
     /// Slots in use of pool `index`, those of steps in flight included.
