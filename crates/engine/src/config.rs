@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use laneway_device::{Device, Priority};
 use laneway_plan::declaration::ChunkPolicy;
+use laneway_plan::{WorkerPlan, deployment};
 
 use crate::node::Model;
 
@@ -45,6 +46,49 @@ impl std::fmt::Debug for EngineConfig {
             .field("resources", &self.resources)
             .field("limits", &self.limits)
             .finish_non_exhaustive()
+    }
+}
+
+impl EngineConfig {
+    /// The configuration that a worker plan asks for. A node that the plan leaves to measurement
+    /// (`lane: auto`) starts, and in this engine stays, on its lane.
+    pub fn from_plan(plan: &WorkerPlan, device: Arc<dyn Device>, model: Arc<dyn Model>) -> Self {
+        let lanes = plan.lanes.iter().map(|lane| LaneConfig {
+            priority: match lane.priority {
+                deployment::Priority::High => Priority::High,
+                deployment::Priority::Normal => Priority::Normal,
+                deployment::Priority::Low => Priority::Low,
+            },
+            partition_sms: lane.sms,
+            max_rows: lane.max_rows as usize,
+        });
+        let nodes = plan.nodes.iter().map(|placed| NodeConfig {
+            node: placed.node.clone(),
+            lane: placed.placement.lane_id() as usize,
+        });
+        let resources = plan.resources.iter().map(|resource| ResourceConfig {
+            key: resource.key.clone(),
+            slots: resource.slots,
+            page_size: resource.page_size,
+        });
+        Self {
+            device,
+            model,
+            lanes: lanes.collect(),
+            nodes: nodes.collect(),
+            resources: resources.collect(),
+            chunks: plan.chunks.clone(),
+            max_prefill_tokens: plan.max_prefill_tokens as usize,
+            max_seq_len: plan.max_seq_len as usize,
+            capture_buckets: plan.capture_buckets.iter().map(|&rows| rows as usize).collect(),
+            playback_hz: 0,
+            limits: Limits {
+                max_running: plan.max_rows as usize,
+                max_queue: plan.max_queue as usize,
+                step_deadline: plan.stall_timeout,
+                ..Limits::default()
+            },
+        }
     }
 }
 

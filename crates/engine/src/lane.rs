@@ -109,7 +109,10 @@ impl Lane {
             Attempt::Failed(error) => return Outcome::Failed(error),
             Attempt::Lost(error) => return Outcome::Stuck(error.to_string()),
         };
-        let landing = report.event.as_ref().map(|event| event.synchronize(self.step_deadline));
+        let landing = report
+            .event
+            .as_ref()
+            .map(|event| event.synchronize(self.step_deadline));
         match (landing, error) {
             (Some(Err(stuck @ DeviceError::Deadline { .. })), _) => Outcome::Stuck(stuck.to_string()),
             (_, Some(error)) | (Some(Err(error)), None) => Outcome::Failed(error),

@@ -34,7 +34,9 @@ struct Zeroing {
 
 impl Zeroing {
     fn launch(&self, slot: u32) -> laneway_device::Result<()> {
-        let dst = self.buffer.slice(slot as usize * self.slot_words, self.slot_words);
+        let dst = self
+            .buffer
+            .slice(slot as usize * self.slot_words, self.slot_words);
         self.stream.launch(&op::Zero { dst }.into(), &Touches::none())
     }
 }
