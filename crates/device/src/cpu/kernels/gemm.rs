@@ -1,0 +1,453 @@
+//! The matrix product behind `Gemm`, `Conv` and `Conv1d`.
+//!
+//! Every output element is one chain of fused multiply-adds over k ascending, in one lane of one accumulator.
+//! Which rows and columns share a tile decides only how fast it is, so a row has the same bits alone and in
+//! any batch. (A large product may later be split over threads by panels or rows for the same reason.)
+
+use super::math::activate;
+use super::pack::PANEL;
+use super::simd::{Kernel, LANES, Simd};
+use crate::op::Activation;
+
+/// Most rows of a tile.
+const MAX_ROWS: usize = 8;
+
+/// A packed weight matrix, see `pack`.
+#[derive(Clone, Copy)]
+pub(crate) enum Weights<'a> {
+    F32(&'a [f32]),
+    Bf16(&'a [u16]),
+}
+
+/// Where one row of a product comes from and goes to.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct RowRef {
+    /// First element in the input.
+    pub(crate) input: usize,
+    /// Row of the output.
+    pub(crate) output: usize,
+}
+
+/// How the k elements of a row lie in the input: `count` runs of `len` elements, `stride` apart.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Runs {
+    pub(crate) count: usize,
+    pub(crate) len: usize,
+    pub(crate) stride: usize,
+}
+
+impl Runs {
+    /// k elements side by side.
+    pub(crate) fn contiguous(k: usize) -> Self {
+        Self {
+            count: 1,
+            len: k,
+            stride: 0,
+        }
+    }
+
+    /// The taps of a convolution over time-major rows of `c_in` channels.
+    pub(crate) fn taps(taps: usize, c_in: usize, dilation: usize) -> Self {
+        if dilation == 1 || taps == 1 {
+            return Self::contiguous(taps * c_in);
+        }
+        Self {
+            count: taps,
+            len: c_in,
+            stride: dilation * c_in,
+        }
+    }
+
+    fn k(self) -> usize {
+        self.count * self.len
+    }
+
+    /// Elements from the first to behind the last.
+    fn span(self) -> usize {
+        (self.count - 1) * self.stride + self.len
+    }
+}
+
+/// What is added to a result.
+#[derive(Clone, Copy)]
+pub(crate) enum Residual<'a> {
+    None,
+    /// What the output holds.
+    Output,
+    /// Another operand of the output's shape.
+    Other(&'a [f32]),
+}
+
+/// What happens to a sum before it is stored: bias, activation, scale, residual, clamp, in this order.
+pub(crate) struct Epilogue<'a> {
+    pub(crate) bias: Option<&'a [f32]>,
+    pub(crate) activation: Activation,
+    pub(crate) scale: Option<&'a [f32]>,
+    pub(crate) residual: Residual<'a>,
+    pub(crate) clamp: bool,
+}
+
+/// `out[row.output] = epilogue(x[row.input ..] · wᵀ)` for every row.
+pub(crate) struct Product<'a> {
+    pub(crate) x: &'a [f32],
+    pub(crate) rows: &'a [RowRef],
+    pub(crate) runs: Runs,
+    pub(crate) w: Weights<'a>,
+    pub(crate) n: usize,
+    pub(crate) epilogue: Epilogue<'a>,
+    /// `[any, n]`
+    pub(crate) out: &'a mut [f32],
+}
+
+impl Kernel for Product<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        match self.w {
+            Weights::F32(w) => self.columns(s, w),
+            Weights::Bf16(w) => self.columns(s, w),
+        }
+    }
+}
+
+impl Product<'_> {
+    #[inline(always)]
+    fn columns<S: Simd, W: Weight>(mut self, s: S, w: &[W]) {
+        let k = self.runs.k();
+        if self.rows.is_empty() || k == 0 {
+            return;
+        }
+        for row in self.rows {
+            assert!(
+                row.input + self.runs.span() <= self.x.len(),
+                "row {row:?} leaves the input"
+            );
+        }
+        let units = units::<S>(self.rows.len());
+        for first in (0..self.n).step_by(PANEL) {
+            let width = PANEL.min((self.n - first).next_multiple_of(LANES));
+            let panel = &w[first * k..][..width * k];
+            for column in (0..width).step_by(units * LANES) {
+                let units = units.min((width - column) / LANES);
+                self.strip(s, panel, width, first, column, units);
+            }
+        }
+    }
+
+    /// All rows of one strip of `units` vectors of columns.
+    #[inline(always)]
+    fn strip<S: Simd, W: Weight>(
+        &mut self,
+        s: S,
+        panel: &[W],
+        width: usize,
+        first: usize,
+        column: usize,
+        units: usize,
+    ) {
+        let most = (S::ACCUMULATORS / units).clamp(1, MAX_ROWS);
+        // Blocks of equal height: 8 rows under a limit of 6 are 4 and 4.
+        let blocks = self.rows.len().div_ceil(most);
+        let height = self.rows.len().div_ceil(blocks);
+        let mut tile = [[0.0; PANEL]; MAX_ROWS];
+        for rows in self.rows.chunks(height) {
+            multiply(
+                s,
+                self.x,
+                rows,
+                self.runs,
+                &panel[column..],
+                width,
+                units,
+                &mut tile,
+            );
+            let (epilogue, n, out) = (&self.epilogue, self.n, &mut *self.out);
+            s.vectorize(
+                #[inline(always)]
+                || epilogue.apply(s, &tile, rows, first + column, units, n, out),
+            );
+        }
+    }
+}
+
+/// Vectors of columns in a strip: wide when there are few rows, so that enough accumulators are in flight.
+#[inline(always)]
+fn units<S: Simd>(rows: usize) -> usize {
+    match (S::ACCUMULATORS, rows) {
+        (24.., _) | (6.., 1) => 4,
+        (6.., 2) | (_, 1) => 2,
+        _ => 1,
+    }
+}
+
+impl Epilogue<'_> {
+    #[inline(always)]
+    #[allow(clippy::too_many_arguments)] // One call site; a struct would only rename the list.
+    fn apply<S: Simd>(
+        &self,
+        s: S,
+        tile: &[[f32; PANEL]; MAX_ROWS],
+        rows: &[RowRef],
+        column: usize,
+        units: usize,
+        n: usize,
+        out: &mut [f32],
+    ) {
+        for unit in 0..units {
+            let c = column + unit * LANES;
+            let lanes = LANES.min(n - c);
+            let part = |x: &[f32], at: usize| s.load_part(&x[at..], lanes, 0.0);
+            let bias = self.bias.map(|bias| part(bias, c));
+            let scale = self.scale.map(|scale| part(scale, c));
+            for (sums, row) in tile.iter().zip(rows) {
+                let at = row.output * n + c;
+                let mut v = s.load(&sums[unit * LANES..]);
+                if let Some(bias) = bias {
+                    v = s.add(v, bias);
+                }
+                v = activate(s, self.activation, v);
+                if let Some(scale) = scale {
+                    v = s.mul(v, scale);
+                }
+                match self.residual {
+                    Residual::None => {}
+                    Residual::Output => v = s.add(part(out, at), v),
+                    Residual::Other(residual) => v = s.add(part(residual, at), v),
+                }
+                if self.clamp {
+                    v = s.max(s.min(v, s.splat(1.0)), s.splat(-1.0));
+                }
+                s.store_part(v, &mut out[at..], lanes);
+            }
+        }
+    }
+}
+
+/// A weight element.
+trait Weight: Copy {
+    fn load<S: Simd>(s: S, x: &[Self]) -> S::V;
+}
+
+impl Weight for f32 {
+    #[inline(always)]
+    fn load<S: Simd>(s: S, x: &[f32]) -> S::V {
+        s.load(x)
+    }
+}
+
+impl Weight for u16 {
+    #[inline(always)]
+    fn load<S: Simd>(s: S, x: &[u16]) -> S::V {
+        s.load_bf16(x)
+    }
+}
+
+/// Sums of `rows` × `units` vectors of columns into `tile`.
+#[inline(always)]
+#[allow(clippy::too_many_arguments)] // One call site; a struct would only rename the list.
+fn multiply<S: Simd, W: Weight>(
+    s: S,
+    x: &[f32],
+    rows: &[RowRef],
+    runs: Runs,
+    w: &[W],
+    width: usize,
+    units: usize,
+    tile: &mut [[f32; PANEL]; MAX_ROWS],
+) {
+    macro_rules! sizes {
+        ($(($rows:literal, $units:literal)),* $(,)?) => {
+            match (rows.len(), units) {
+                $(($rows, $units) => s.vectorize(
+                    #[inline(always)]
+                    || multiply_tile::<S, W, $rows, $units>(s, x, rows, runs, w, width, tile),
+                ),)*
+                (rows, units) => unreachable!("no tile of {rows} rows and {units} vectors"),
+            }
+        };
+    }
+    sizes!(
+        (1, 1),
+        (2, 1),
+        (3, 1),
+        (4, 1),
+        (5, 1),
+        (6, 1),
+        (7, 1),
+        (8, 1),
+        (1, 2),
+        (2, 2),
+        (3, 2),
+        (4, 2),
+        (5, 2),
+        (6, 2),
+        (7, 2),
+        (8, 2),
+        (1, 3),
+        (2, 3),
+        (3, 3),
+        (4, 3),
+        (5, 3),
+        (6, 3),
+        (7, 3),
+        (8, 3),
+        (1, 4),
+        (2, 4),
+        (3, 4),
+        (4, 4),
+        (5, 4),
+        (6, 4),
+    );
+}
+
+#[inline(always)]
+fn multiply_tile<S: Simd, W: Weight, const ROWS: usize, const UNITS: usize>(
+    s: S,
+    x: &[f32],
+    rows: &[RowRef],
+    runs: Runs,
+    w: &[W],
+    width: usize,
+    tile: &mut [[f32; PANEL]; MAX_ROWS],
+) {
+    assert!(w.len() >= (runs.k() - 1) * width + UNITS * LANES);
+    let mut acc = [[s.splat(0.0); UNITS]; ROWS];
+    let mut w_at = 0;
+    for run in 0..runs.count {
+        let inputs: [&[f32]; ROWS] =
+            std::array::from_fn(|r| &x[rows[r].input + run * runs.stride..][..runs.len]);
+        for i in 0..runs.len {
+            // SAFETY: each vector starts below (k - 1) · width + UNITS · LANES, asserted above.
+            let weights: [S::V; UNITS] = std::array::from_fn(|u| unsafe {
+                W::load(s, w.get_unchecked(w_at + u * LANES..w_at + (u + 1) * LANES))
+            });
+            for r in 0..ROWS {
+                // SAFETY: every input slice has runs.len elements.
+                let a = s.splat(unsafe { *inputs[r].get_unchecked(i) });
+                for u in 0..UNITS {
+                    acc[r][u] = s.fma(a, weights[u], acc[r][u]);
+                }
+            }
+            w_at += width;
+        }
+    }
+    for r in 0..ROWS {
+        for u in 0..UNITS {
+            s.store(acc[r][u], &mut tile[r][u * LANES..]);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cpu::kernels::simd::Level;
+    use crate::cpu::kernels::testing::{Packed, Random, as_bf16, bits, error};
+
+    struct Case {
+        n: usize,
+        k: usize,
+        w: Vec<f32>,
+        packed: Packed,
+        bias: Vec<f32>,
+        scale: Vec<f32>,
+    }
+
+    impl Case {
+        fn new(random: &mut Random, n: usize, k: usize, bf16: bool) -> Self {
+            let w = as_bf16(&random.vec(n * k));
+            Self {
+                n,
+                k,
+                packed: Packed::new(&w, n, k, bf16),
+                w,
+                bias: random.vec(n),
+                scale: random.vec(n),
+            }
+        }
+
+        fn run(&self, level: Level, x: &[f32], out: &mut [f32], residual: Residual<'_>) {
+            let rows: Vec<RowRef> = (0..x.len() / self.k)
+                .map(|r| RowRef {
+                    input: r * self.k,
+                    output: r,
+                })
+                .collect();
+            level.run(Product {
+                x,
+                rows: &rows,
+                runs: Runs::contiguous(self.k),
+                w: self.packed.weights(),
+                n: self.n,
+                epilogue: Epilogue {
+                    bias: Some(&self.bias),
+                    activation: Activation::Relu,
+                    scale: Some(&self.scale),
+                    residual,
+                    clamp: false,
+                },
+                out,
+            });
+        }
+
+        fn want(&self, x: &[f32], before: &[f32]) -> Vec<f64> {
+            let mut want = Vec::new();
+            for (r, x) in x.chunks_exact(self.k).enumerate() {
+                for o in 0..self.n {
+                    let w = &self.w[o * self.k..][..self.k];
+                    let sum: f64 = x.iter().zip(w).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum();
+                    let v = (sum + f64::from(self.bias[o])).max(0.0) * f64::from(self.scale[o]);
+                    want.push(v + f64::from(before[r * self.n + o]));
+                }
+            }
+            want
+        }
+    }
+
+    #[test]
+    fn matches_f64_and_does_not_depend_on_the_batch() {
+        let mut random = Random::new(1);
+        for (n, k) in [
+            (1, 7),
+            (16, 16),
+            (40, 33),
+            (64, 20),
+            (96, 50),
+            (200, 112),
+            (300, 5),
+        ] {
+            for bf16 in [false, true] {
+                let case = Case::new(&mut random, n, k, bf16);
+                for level in Level::available() {
+                    let x = random.vec(23 * k);
+                    let before = random.vec(23 * n);
+                    let mut all = before.clone();
+                    case.run(level, &x, &mut all, Residual::Output);
+                    let error = error(&all, &case.want(&x, &before));
+                    assert!(error < 2e-6, "[{n}, {k}] {level:?}: {error:e}");
+
+                    let mut other = vec![f32::NAN; all.len()];
+                    case.run(level, &x, &mut other, Residual::Other(&before));
+                    assert_eq!(
+                        bits(&other),
+                        bits(&all),
+                        "[{n}, {k}] {level:?} residual elsewhere"
+                    );
+
+                    for batch in 1..=17 {
+                        let mut split = before.clone();
+                        for (x, out) in x.chunks(batch * k).zip(split.chunks_mut(batch * n)) {
+                            case.run(level, x, out, Residual::Output);
+                        }
+                        assert_eq!(
+                            bits(&split),
+                            bits(&all),
+                            "[{n}, {k}] {level:?} in batches of {batch}"
+                        );
+                    }
+                }
+            }
+        }
+    }
+}
