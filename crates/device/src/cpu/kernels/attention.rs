@@ -210,12 +210,12 @@ impl Kernel for Attention<'_> {
                 macro_rules! vectors {
                     ($($n:literal),*) => {
                         match dim.div_ceil(LANES) {
-                            $($n => s.vectorize(#[inline(always)] || head.attend::<S, $n>(s, q, scores, out)),)*
+                            $(..=$n => s.vectorize(#[inline(always)] || head.attend::<S, $n>(s, q, scores, out)),)*
                             _ => return Err(format!("head_dim {dim} is above 256")),
                         }
                     };
                 }
-                vectors!(1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16);
+                vectors!(1, 2, 3, 4, 8, 16);
             }
         }
         Ok(())
@@ -237,11 +237,13 @@ impl Head<'_> {
     #[inline(always)]
     fn attend<S: Simd, const N: usize>(&self, s: S, q: &[f32], scores: &mut [f32], out: &mut [f32]) {
         let dim = q.len();
-        let in_vector = |u: usize| LANES.min(dim - u * LANES);
+        // Where vector u of a head starts, and its lanes in use: none behind the head.
+        let start = |u: usize| (u * LANES).min(dim);
+        let in_vector = |u: usize| LANES.min(dim - start(u));
         let scale = s.splat((dim as f32).powf(-0.5));
         let mut query = [s.splat(0.0); N];
         for (u, query) in query.iter_mut().enumerate() {
-            *query = s.load_part(&q[u * LANES..], in_vector(u), 0.0);
+            *query = s.load_part(&q[start(u)..], in_vector(u), 0.0);
         }
         let mut j = 0;
         for span in self.spans {
@@ -249,7 +251,7 @@ impl Head<'_> {
                 let k = &self.pool[span.start + self.k + i * self.width..][..dim];
                 let mut sum = s.splat(0.0);
                 for (u, query) in query.iter().enumerate() {
-                    sum = s.fma(*query, s.load_part(&k[u * LANES..], in_vector(u), 0.0), sum);
+                    sum = s.fma(*query, s.load_part(&k[start(u)..], in_vector(u), 0.0), sum);
                 }
                 scores[j] = s.sum(sum);
                 j += 1;
@@ -276,13 +278,13 @@ impl Head<'_> {
                 let v = &self.pool[span.start + self.v + i * self.width..][..dim];
                 let p = s.splat(scores[j]);
                 for (u, acc) in acc.iter_mut().enumerate() {
-                    *acc = s.fma(p, s.load_part(&v[u * LANES..], in_vector(u), 0.0), *acc);
+                    *acc = s.fma(p, s.load_part(&v[start(u)..], in_vector(u), 0.0), *acc);
                 }
                 j += 1;
             }
         }
         for (u, acc) in acc.iter().enumerate() {
-            s.store_part(s.mul(*acc, inverse), &mut out[u * LANES..], in_vector(u));
+            s.store_part(s.mul(*acc, inverse), &mut out[start(u)..], in_vector(u));
         }
     }
 }

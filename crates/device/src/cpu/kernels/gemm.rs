@@ -6,7 +6,9 @@
 
 use super::math::activate;
 use super::pack::PANEL;
-use super::simd::{Kernel, LANES, Simd};
+#[cfg(target_arch = "x86_64")]
+use super::simd::{Avx2, Avx512};
+use super::simd::{Kernel, LANES, Portable, Simd};
 use crate::op::Activation;
 
 /// Most rows of a tile.
@@ -103,7 +105,7 @@ impl Kernel for Product<'_> {
     type Output = ();
 
     #[inline(always)]
-    fn run<S: Simd>(self, s: S) {
+    fn run<S: Tiles>(self, s: S) {
         match self.w {
             Weights::F32(w) => self.columns(s, w),
             Weights::Bf16(w) => self.columns(s, w),
@@ -113,7 +115,7 @@ impl Kernel for Product<'_> {
 
 impl Product<'_> {
     #[inline(always)]
-    fn columns<S: Simd, W: Weight>(mut self, s: S, w: &[W]) {
+    fn columns<S: Tiles, W: Weight>(mut self, s: S, w: &[W]) {
         let k = self.runs.k();
         if self.rows.is_empty() || k == 0 {
             return;
@@ -124,20 +126,21 @@ impl Product<'_> {
                 "row {row:?} leaves the input"
             );
         }
-        let units = units::<S>(self.rows.len());
         for first in (0..self.n).step_by(PANEL) {
             let width = PANEL.min((self.n - first).next_multiple_of(LANES));
             let panel = &w[first * k..][..width * k];
-            for column in (0..width).step_by(units * LANES) {
-                let units = units.min((width - column) / LANES);
+            let mut column = 0;
+            while column < width {
+                let units = S::units(self.rows.len(), (width - column) / LANES);
                 self.strip(s, panel, width, first, column, units);
+                column += units * LANES;
             }
         }
     }
 
     /// All rows of one strip of `units` vectors of columns.
     #[inline(always)]
-    fn strip<S: Simd, W: Weight>(
+    fn strip<S: Tiles, W: Weight>(
         &mut self,
         s: S,
         panel: &[W],
@@ -146,38 +149,25 @@ impl Product<'_> {
         column: usize,
         units: usize,
     ) {
-        let most = (S::ACCUMULATORS / units).clamp(1, MAX_ROWS);
-        // Blocks of equal height: 8 rows under a limit of 6 are 4 and 4.
-        let blocks = self.rows.len().div_ceil(most);
-        let height = self.rows.len().div_ceil(blocks);
         let mut tile = [[0.0; PANEL]; MAX_ROWS];
-        for rows in self.rows.chunks(height) {
-            multiply(
-                s,
-                self.x,
+        let mut rest = self.rows;
+        while !rest.is_empty() {
+            let (rows, behind) = rest.split_at(S::rows(rest.len(), units));
+            rest = behind;
+            let operands = TileOperands {
+                x: self.x,
                 rows,
-                self.runs,
-                &panel[column..],
+                runs: self.runs,
+                w: &panel[column..],
                 width,
-                units,
-                &mut tile,
-            );
+            };
+            s.multiply(&operands, units, &mut tile);
             let (epilogue, n, out) = (&self.epilogue, self.n, &mut *self.out);
             s.vectorize(
                 #[inline(always)]
                 || epilogue.apply(s, &tile, rows, first + column, units, n, out),
             );
         }
-    }
-}
-
-/// Vectors of columns in a strip: wide when there are few rows, so that enough accumulators are in flight.
-#[inline(always)]
-fn units<S: Simd>(rows: usize) -> usize {
-    match (S::ACCUMULATORS, rows) {
-        (24.., _) | (6.., 1) => 4,
-        (6.., 2) | (_, 1) => 2,
-        _ => 1,
     }
 }
 
@@ -225,7 +215,7 @@ impl Epilogue<'_> {
 }
 
 /// A weight element.
-trait Weight: Copy {
+pub(crate) trait Weight: Copy {
     fn load<S: Simd>(s: S, x: &[Self]) -> S::V;
 }
 
@@ -243,74 +233,106 @@ impl Weight for u16 {
     }
 }
 
-/// Sums of `rows` × `units` vectors of columns into `tile`.
-#[inline(always)]
-#[allow(clippy::too_many_arguments)] // One call site; a struct would only rename the list.
-fn multiply<S: Simd, W: Weight>(
-    s: S,
-    x: &[f32],
-    rows: &[RowRef],
+/// What one tile is computed from.
+pub(crate) struct TileOperands<'a, W> {
+    x: &'a [f32],
+    rows: &'a [RowRef],
     runs: Runs,
-    w: &[W],
+    /// The panel from the strip's first column on.
+    w: &'a [W],
+    /// Columns of the panel.
     width: usize,
-    units: usize,
-    tile: &mut [[f32; PANEL]; MAX_ROWS],
-) {
-    macro_rules! sizes {
-        ($(($rows:literal, $units:literal)),* $(,)?) => {
-            match (rows.len(), units) {
-                $(($rows, $units) => s.vectorize(
-                    #[inline(always)]
-                    || multiply_tile::<S, W, $rows, $units>(s, x, rows, runs, w, width, tile),
-                ),)*
-                (rows, units) => unreachable!("no tile of {rows} rows and {units} vectors"),
-            }
-        };
-    }
-    sizes!(
-        (1, 1),
-        (2, 1),
-        (3, 1),
-        (4, 1),
-        (5, 1),
-        (6, 1),
-        (7, 1),
-        (8, 1),
-        (1, 2),
-        (2, 2),
-        (3, 2),
-        (4, 2),
-        (5, 2),
-        (6, 2),
-        (7, 2),
-        (8, 2),
-        (1, 3),
-        (2, 3),
-        (3, 3),
-        (4, 3),
-        (5, 3),
-        (6, 3),
-        (7, 3),
-        (8, 3),
-        (1, 4),
-        (2, 4),
-        (3, 4),
-        (4, 4),
-        (5, 4),
-        (6, 4),
-    );
 }
+
+/// Sums of a tile, before the epilogue.
+type Tile = [[f32; PANEL]; MAX_ROWS];
+
+/// The tile sizes of a level: what its registers hold. Only these are compiled.
+pub(crate) trait Tiles: Simd {
+    /// Vectors of columns of the next strip, of `left` in the panel.
+    fn units(rows: usize, left: usize) -> usize;
+    /// Rows of the next tile, of `left` in the strip.
+    fn rows(left: usize, units: usize) -> usize;
+    /// Sums of `rows` × `units` vectors of columns into `tile`.
+    fn multiply<W: Weight>(self, operands: &TileOperands<'_, W>, units: usize, tile: &mut Tile);
+}
+
+macro_rules! tiles {
+    ($level:ty, units: $choose_units:expr, rows: $choose_rows:expr, $(($rows:literal, $units:literal)),* $(,)?) => {
+        impl Tiles for $level {
+            #[inline(always)]
+            fn units(rows: usize, left: usize) -> usize {
+                $choose_units(rows, left)
+            }
+            #[inline(always)]
+            fn rows(left: usize, units: usize) -> usize {
+                $choose_rows(left, units)
+            }
+            #[inline(always)]
+            fn multiply<W: Weight>(self, operands: &TileOperands<'_, W>, units: usize, tile: &mut Tile) {
+                match (operands.rows.len(), units) {
+                    $(($rows, $units) => self.vectorize(
+                        #[inline(always)]
+                        || multiply_tile::<Self, W, $rows, $units>(self, operands, tile),
+                    ),)*
+                    (rows, units) => unreachable!("no tile of {rows} rows and {units} vectors"),
+                }
+            }
+        }
+    };
+}
+
+/// The largest of `sizes` (descending, ending in 1) that fits.
+#[inline(always)]
+fn largest(sizes: &[usize], left: usize) -> usize {
+    sizes.iter().copied().find(|&size| size <= left).unwrap_or(1)
+}
+
+// 16 registers hold 2 vectors of sums, or a row of 4 with nothing to spare for a second row.
+tiles!(
+    Portable,
+    units: |_, _| 1,
+    rows: |left, _| largest(&[2, 1], left),
+    (1, 1), (2, 1),
+);
+
+// 16 registers, two to a vector: a single row keeps four vectors of sums in flight, more rows share one.
+#[cfg(target_arch = "x86_64")]
+tiles!(
+    Avx2,
+    units: |rows, left| largest(if rows == 1 { &[4, 2, 1] } else { &[1] }, left),
+    rows: |left, units| if units == 1 { largest(&[6, 4, 2, 1], left) } else { 1 },
+    (1, 4), (1, 2), (1, 1), (2, 1), (4, 1), (6, 1),
+);
+
+// 32 registers: up to 24 vectors of sums. 7 and 8 rows are taken as 4 and the rest, not 6 and the rest.
+#[cfg(target_arch = "x86_64")]
+tiles!(
+    Avx512,
+    units: |_, left| largest(&[4, 2, 1], left),
+    rows: |left, units| match (units, left) {
+        (4, 7 | 8) => 4,
+        (4, _) => left.min(6),
+        _ => largest(&[8, 4, 2, 1], left),
+    },
+    (1, 4), (2, 4), (3, 4), (4, 4), (5, 4), (6, 4),
+    (1, 2), (2, 2), (4, 2), (8, 2),
+    (1, 1), (2, 1), (4, 1), (8, 1),
+);
 
 #[inline(always)]
 fn multiply_tile<S: Simd, W: Weight, const ROWS: usize, const UNITS: usize>(
     s: S,
-    x: &[f32],
-    rows: &[RowRef],
-    runs: Runs,
-    w: &[W],
-    width: usize,
-    tile: &mut [[f32; PANEL]; MAX_ROWS],
+    operands: &TileOperands<'_, W>,
+    tile: &mut Tile,
 ) {
+    let TileOperands {
+        x,
+        rows,
+        runs,
+        w,
+        width,
+    } = *operands;
     assert!(w.len() >= (runs.k() - 1) * width + UNITS * LANES);
     let mut acc = [[s.splat(0.0); UNITS]; ROWS];
     let mut w_at = 0;

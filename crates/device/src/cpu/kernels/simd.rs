@@ -6,6 +6,10 @@
 
 use std::sync::LazyLock;
 
+use super::gemm::Tiles;
+#[cfg(target_arch = "x86_64")]
+pub(crate) use x86::{Avx2, Avx512};
+
 /// Lanes of a vector.
 pub(crate) const LANES: usize = 16;
 
@@ -14,8 +18,6 @@ pub(crate) const LANES: usize = 16;
 pub(crate) trait Simd: Copy {
     /// 16 lanes.
     type V: Copy;
-    /// Vectors of accumulators that a matrix kernel may keep in registers.
-    const ACCUMULATORS: usize;
 
     fn splat(self, x: f32) -> Self::V;
     /// The first 16 elements of `x`.
@@ -90,7 +92,7 @@ pub(crate) trait Simd: Copy {
 pub(crate) trait Kernel {
     type Output;
     /// The kernel's body; `#[inline(always)]` in every implementation.
-    fn run<S: Simd>(self, s: S) -> Self::Output;
+    fn run<S: Tiles>(self, s: S) -> Self::Output;
 }
 
 /// A level of the instruction set, slowest first.
@@ -180,7 +182,6 @@ fn zip(a: [f32; LANES], b: [f32; LANES], f: impl Fn(f32, f32) -> f32) -> [f32; L
 
 impl Simd for Portable {
     type V = [f32; LANES];
-    const ACCUMULATORS: usize = 2;
 
     #[inline(always)]
     fn splat(self, x: f32) -> Self::V {
@@ -255,11 +256,11 @@ mod x86 {
 
     /// AVX2 and FMA: a vector is two registers.
     #[derive(Debug, Clone, Copy)]
-    pub(super) struct Avx2(());
+    pub(crate) struct Avx2(());
 
     /// AVX-512F: a vector is one register.
     #[derive(Debug, Clone, Copy)]
-    pub(super) struct Avx512(());
+    pub(crate) struct Avx512(());
 
     impl Avx2 {
         /// For [`super::Level::run`], which has checked the processor.
@@ -295,7 +296,6 @@ mod x86 {
 
     impl Simd for Avx2 {
         type V = [__m256; 2];
-        const ACCUMULATORS: usize = 6;
 
         #[inline(always)]
         fn splat(self, x: f32) -> Self::V {
@@ -397,7 +397,6 @@ mod x86 {
 
     impl Simd for Avx512 {
         type V = __m512;
-        const ACCUMULATORS: usize = 24;
 
         #[inline(always)]
         fn splat(self, x: f32) -> Self::V {

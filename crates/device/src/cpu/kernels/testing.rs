@@ -23,10 +23,6 @@ impl Random {
     pub(crate) fn vec(&mut self, len: usize) -> Vec<f32> {
         (0..len).map(|_| self.next()).collect()
     }
-
-    pub(crate) fn below(&mut self, n: usize) -> usize {
-        ((self.next() + 1.0) / 2.0 * n as f32) as usize % n
-    }
 }
 
 /// Elements rounded down to bfloat16, as floats.
@@ -48,10 +44,24 @@ impl Packed {
         if bf16 {
             let halves: Vec<u16> = w.iter().map(|x| (x.to_bits() >> 16) as u16).collect();
             let bytes = pack::<2>(bytemuck::cast_slice(&halves), n, k);
-            return Packed::Bf16(bytes.as_chunks().0.iter().map(|b| u16::from_le_bytes(*b)).collect());
+            return Packed::Bf16(
+                bytes
+                    .as_chunks()
+                    .0
+                    .iter()
+                    .map(|b| u16::from_le_bytes(*b))
+                    .collect(),
+            );
         }
         let bytes = pack::<4>(bytemuck::cast_slice(w), n, k);
-        Packed::F32(bytes.as_chunks().0.iter().map(|b| f32::from_le_bytes(*b)).collect())
+        Packed::F32(
+            bytes
+                .as_chunks()
+                .0
+                .iter()
+                .map(|b| f32::from_le_bytes(*b))
+                .collect(),
+        )
     }
 
     pub(crate) fn weights(&self) -> Weights<'_> {
