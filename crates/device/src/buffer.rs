@@ -2,7 +2,7 @@
 
 use std::any::Any;
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 /// Element type of a buffer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -106,6 +106,11 @@ impl Buffer {
         &*self.0.storage
     }
 
+    /// Tells whether the buffer still exists, without keeping it.
+    pub(crate) fn watch(&self) -> BufferWatch {
+        BufferWatch(Arc::downgrade(&self.0))
+    }
+
     /// The whole buffer as a view.
     pub fn view(&self) -> View {
         View {
@@ -131,6 +136,15 @@ impl Buffer {
             start,
             len,
         }
+    }
+}
+
+/// See [`Buffer::watch`].
+pub(crate) struct BufferWatch(Weak<BufferInner>);
+
+impl BufferWatch {
+    pub(crate) fn is_alive(&self) -> bool {
+        self.0.strong_count() > 0
     }
 }
 

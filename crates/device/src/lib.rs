@@ -11,7 +11,9 @@ mod buffer;
 mod cpu;
 mod error;
 pub mod op;
+pub mod sanitize;
 mod stream;
+pub mod testing;
 
 pub use buffer::{Buffer, BufferSpec, DType, Matrix, MatrixSpec, Place, View};
 pub use cpu::{CpuConfig, CpuDevice, open_cpu};

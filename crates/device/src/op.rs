@@ -11,6 +11,12 @@
 //! * An *indirect* operand is a pool reached through an index buffer. Its ranges are named by the step's
 //!   [`crate::Touches`], everything else by the operation itself ([`Op::access`]).
 
+mod access;
+mod operands;
+mod validate;
+
+pub use access::{Access, Accesses, PoolAccess};
+
 use crate::{Matrix, View};
 
 /// Elementwise function.

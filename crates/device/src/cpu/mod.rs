@@ -31,12 +31,12 @@ pub struct CpuConfig {
     pub memory_bytes: Option<u64>,
 }
 
-/// Open a CPU device.
+/// Open a CPU device, under the stream sanitizer when [`crate::sanitize::SANITIZE_VARIABLE`] is 1.
 ///
 /// # Errors
-/// As [`CpuDevice::new`].
+/// As [`CpuDevice::new`] and [`crate::sanitize::from_env`].
 pub fn open_cpu(config: CpuConfig) -> Result<Arc<dyn Device>> {
-    Ok(Arc::new(CpuDevice::new(config)?))
+    crate::sanitize::from_env(Arc::new(CpuDevice::new(config)?))
 }
 
 /// The processor as a device. Every stream is a thread; priorities have no effect.

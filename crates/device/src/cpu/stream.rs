@@ -65,6 +65,7 @@ impl Stream for CpuStream {
     }
 
     fn launch(&self, op: &Op, _touches: &Touches) -> Result<()> {
+        op.validate()?;
         self.queue.push(Work::Op(Box::new(op.clone())))
     }
 
@@ -158,6 +159,7 @@ impl Stream for CaptureStream<'_> {
     }
 
     fn launch(&self, op: &Op, _touches: &Touches) -> Result<()> {
+        op.validate()?;
         self.ops.lock().push(op.clone());
         Ok(())
     }
