@@ -32,6 +32,8 @@ pub struct NodeDecl {
     pub resources: Vec<String>,
     /// Bytes of its weights on the device.
     pub weight_bytes: u64,
+    /// Bytes of workspace whatever its batch.
+    pub workspace_bytes: u64,
     /// Bytes of workspace for each row of its largest batch.
     pub workspace_bytes_per_row: u64,
 }

@@ -7,6 +7,8 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
+use serde::Deserialize;
+
 use crate::declaration::ChunkPolicy;
 
 /// One deployment.
@@ -157,7 +159,8 @@ impl From<&str> for ModelConfig {
 }
 
 /// Kind of device.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum DeviceKind {
     /// The CPU device.
     Cpu,
@@ -229,7 +232,8 @@ pub struct LaneSpec {
 }
 
 /// Stream priority.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Priority {
     /// Runs before others where the hardware allows.
     High,

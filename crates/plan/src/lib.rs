@@ -6,13 +6,18 @@
 //! Must not know: any particular model (declarations come from `models-decl`), devices, gRPC.
 
 pub mod budget;
+mod check;
 pub mod declaration;
 pub mod deployment;
 pub mod inventory;
+pub mod load;
+mod placement;
+pub mod raw;
 pub mod violation;
 pub mod worker_plan;
 
 pub use deployment::Deployment;
 pub use inventory::{DeviceInventory, DeviceSpec};
-pub use violation::{Location, Reason, Violation};
+pub use load::{Loaded, Sources, load};
+pub use violation::{Location, Reason, Violation, render};
 pub use worker_plan::WorkerPlan;

@@ -1,0 +1,254 @@
+//! Ranks and the devices that they run on.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::groups::Group;
+use crate::deployment::{DeviceKind, RankSpec};
+use crate::inventory::{DeviceInventory, DeviceSpec};
+use crate::load::Loaded;
+use crate::raw::{RawDeployment, RawMpsMode};
+use crate::violation::{Reason, Violation};
+
+/// Threads of a device that ranks share: a percentage.
+const WHOLE_DEVICE_PERCENT: u32 = 100;
+
+impl Loaded {
+    /// What the file says that the machine has.
+    pub(super) fn inventory(&mut self, raw: &RawDeployment) -> Option<DeviceInventory> {
+        let devices = raw.devices.as_ref()?;
+        let mut inventory = DeviceInventory::default();
+        for (i, device) in devices.iter().enumerate() {
+            let index = device.name.strip_prefix("cuda:").map(str::parse::<u32>);
+            let well_formed = device.name == "cpu" || matches!(index, Some(Ok(_)));
+            if !well_formed || inventory.find(&device.name).is_some() {
+                let message = format!("`{}` is not the name of one more device", device.name);
+                let remedy = "write each device once: `cpu`, `cuda:0`, `cuda:1`";
+                self.add(Violation::new(
+                    Reason::InvalidValue,
+                    format!("devices[{i}].name"),
+                    message,
+                    remedy,
+                ));
+            }
+            inventory.devices.push(DeviceSpec {
+                name: device.name.clone(),
+                memory_bytes: device.memory.0,
+                sms: device.sms,
+                partition_granularity: device.partition_granularity,
+            });
+        }
+        Some(inventory)
+    }
+
+    pub(super) fn ranks(
+        &mut self,
+        raw: &RawDeployment,
+        groups: &[Group],
+        inventory: Option<&DeviceInventory>,
+    ) -> Vec<RankSpec> {
+        let mut first_group: BTreeMap<u32, &Group> = BTreeMap::new();
+        for group in groups {
+            for &rank in &group.ranks {
+                first_group.entry(rank).or_insert(group);
+            }
+        }
+        let mut expected = 0;
+        for (&rank, group) in &first_group {
+            if rank != expected {
+                let message = format!("rank {rank} skips rank {expected}");
+                let remedy = format!("write `{expected}`: ranks are numbered from 0 without gaps");
+                self.add(Violation::new(
+                    Reason::RankSkips,
+                    format!("{}.ranks", group.key),
+                    message,
+                    remedy,
+                ));
+            }
+            expected = rank.saturating_add(1);
+        }
+        let in_mps = raw
+            .mps
+            .iter()
+            .flat_map(|mps| mps.ranks.keys().map(|rank| ("mps.ranks", rank)));
+        let in_devices = raw.rank_devices.keys().map(|rank| ("rank_devices", rank));
+        let unknown: Vec<_> = in_devices
+            .chain(in_mps)
+            .filter(|(_, rank)| !first_group.contains_key(rank))
+            .collect();
+        for (section, rank) in unknown {
+            let message = format!("no node group runs on rank {rank}");
+            let remedy = "take it out, or give a group this rank";
+            self.add(Violation::new(
+                Reason::UnknownRank,
+                format!("{section}.{rank}"),
+                message,
+                remedy,
+            ));
+        }
+
+        let ranks = first_group.into_iter().map(|(rank, group)| {
+            let default = if raw.device == Some(DeviceKind::Cuda) {
+                rank
+            } else {
+                0
+            };
+            let device = raw.rank_devices.get(&rank).copied().unwrap_or(default);
+            self.check_device(raw, rank, device, group, inventory);
+            let share = raw.mps.as_ref().and_then(|mps| mps.ranks.get(&rank));
+            RankSpec {
+                rank,
+                device,
+                active_thread_percentage: share.map(|share| share.active_thread_percentage.get()),
+            }
+        });
+        ranks.collect()
+    }
+
+    fn check_device(
+        &mut self,
+        raw: &RawDeployment,
+        rank: u32,
+        device: u32,
+        group: &Group,
+        inventory: Option<&DeviceInventory>,
+    ) {
+        let Some(kind) = raw.device else { return };
+        let key = match raw.rank_devices.contains_key(&rank) {
+            true => format!("rank_devices.{rank}"),
+            false => format!("{}.ranks", group.key),
+        };
+        let name = kind.name(device);
+        if kind == DeviceKind::Cpu && device > 0 {
+            let message = format!("rank {rank} is on CPU device {device}; there is one");
+            self.add(Violation::new(
+                Reason::DeviceMissing,
+                key,
+                message,
+                "write 0, or leave it out",
+            ));
+        } else if let Some(inventory) = inventory
+            && inventory.find(&name).is_none()
+        {
+            let have: Vec<&str> = inventory
+                .devices
+                .iter()
+                .map(|device| device.name.as_str())
+                .collect();
+            let message = format!("rank {rank} is on {name}, which is not there");
+            let remedy = match have.as_slice() {
+                [] => "this machine has no devices".to_owned(),
+                have => format!("map the rank to a device that is: {}", have.join(", ")),
+            };
+            self.add(Violation::new(Reason::DeviceMissing, key, message, remedy));
+        }
+    }
+
+    pub(super) fn mps(&mut self, raw: &RawDeployment, ranks: &[RankSpec]) {
+        let mut seen = BTreeSet::new();
+        let shared = ranks.iter().find(|rank| !seen.insert(rank.device));
+        let Some(mps) = &raw.mps else {
+            if let (Some(DeviceKind::Cuda), Some(rank), false) = (raw.device, shared, self.was_lost("mps")) {
+                let message = format!(
+                    "rank {} shares cuda:{} with another rank, and nothing is said about MPS",
+                    rank.rank, rank.device
+                );
+                let remedy = "write `mps: { mode: required }`, or `mode: disabled` to time-slice the device on purpose";
+                self.add(Violation::new(
+                    Reason::MpsNotStated,
+                    format!("rank_devices.{}", rank.rank),
+                    message,
+                    remedy,
+                ));
+            }
+            return;
+        };
+        if raw.device == Some(DeviceKind::Cpu) {
+            let message = "MPS has no effect on the CPU device";
+            self.add(Violation::new(
+                Reason::MpsUnused,
+                "mps",
+                message,
+                "take `mps` out",
+            ));
+        }
+        if mps.mode == RawMpsMode::Disabled && !mps.ranks.is_empty() {
+            let message = "shares of the device's threads have no effect while MPS is disabled";
+            self.add(Violation::new(
+                Reason::MpsUnused,
+                "mps.ranks",
+                message,
+                "take `ranks` out, or write `mode: required`",
+            ));
+        }
+        for (rank, share) in &mps.ranks {
+            if share.active_thread_percentage.get() > WHOLE_DEVICE_PERCENT {
+                let key = format!("mps.ranks.{rank}.active_thread_percentage");
+                let message = format!(
+                    "`{}` is more than the whole device",
+                    share.active_thread_percentage
+                );
+                self.add(Violation::new(
+                    Reason::InvalidValue,
+                    key,
+                    message,
+                    "write a percentage from 1 to 100",
+                ));
+            }
+        }
+    }
+
+    /// SM partitions of a group against what its device can make.
+    pub(super) fn partitions(
+        &mut self,
+        raw: &RawDeployment,
+        group: &Group,
+        ranks: &[RankSpec],
+        inventory: Option<&DeviceInventory>,
+    ) {
+        for (key, sms) in group.partitions() {
+            let violation = match raw.device {
+                None => None,
+                Some(DeviceKind::Cpu) => Some((
+                    "the CPU device has no SM partitions".to_owned(),
+                    "take it out".to_owned(),
+                )),
+                Some(DeviceKind::Cuda) => {
+                    let on = ranks.iter().filter(|rank| group.ranks.contains(&rank.rank));
+                    let mut devices =
+                        on.filter_map(|rank| inventory?.find(&DeviceKind::Cuda.name(rank.device)));
+                    devices.find_map(|device| partition_problem(device, sms))
+                }
+            };
+            if let Some((message, remedy)) = violation {
+                self.add(Violation::new(Reason::SmPartition, key, message, remedy));
+            }
+        }
+    }
+}
+
+/// Why the device cannot make a partition of `sms`, and what it can.
+fn partition_problem(device: &DeviceSpec, sms: u32) -> Option<(String, String)> {
+    let step = device.partition_granularity;
+    if step == 0 {
+        return Some((
+            format!("{} makes no SM partitions", device.name),
+            "take it out".to_owned(),
+        ));
+    }
+    let largest = device.sms / step * step;
+    if sms % step == 0 && sms <= largest {
+        return None;
+    }
+    let below = (sms / step * step).min(largest);
+    let above = below + step;
+    let message = format!(
+        "{} makes partitions of a multiple of {step} SMs, up to {largest}; {sms} is none",
+        device.name
+    );
+    let remedy = match (below, above) {
+        (0, above) => format!("write {above}"),
+        (below, above) if above > largest => format!("write {below}, or take it out for the whole device"),
+        (below, above) => format!("write {below} or {above}"),
+    };
+    Some((message, remedy))
+}
