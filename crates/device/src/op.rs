@@ -13,6 +13,8 @@
 
 mod access;
 mod operands;
+#[cfg(test)]
+mod tests;
 mod validate;
 
 pub use access::{Access, Accesses, PoolAccess};
@@ -597,6 +599,9 @@ macro_rules! ops {
         pub enum Op { $($name($name)),* }
         $(impl From<$name> for Op { fn from(op: $name) -> Self { Op::$name(op) } })*
         impl Op {
+            /// Names of all operations.
+            pub const NAMES: &[&str] = &[$(stringify!($name)),*];
+
             /// Name in errors and reports.
             pub const fn name(&self) -> &'static str {
                 match self { $(Op::$name(_) => stringify!($name)),* }

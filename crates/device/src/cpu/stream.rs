@@ -21,7 +21,7 @@ pub(crate) struct CpuStream {
     id: u64,
     config: StreamConfig,
     name: Arc<str>,
-    queue: Arc<WorkQueue>,
+    pub(super) queue: Arc<WorkQueue>,
     executor: Option<JoinHandle<()>>,
 }
 

@@ -127,10 +127,10 @@ fn cache_problem(cache: &KvCache, heads: usize) -> Option<String> {
     }
     let page = cache.page_size * cache.kv_heads * cache.head_dim;
     let last = cache.k_offset.max(cache.v_offset) + page;
-    if last > cache.page_stride {
+    if last > cache.page_stride || cache.page_stride > cache.pool.len {
         return Some(format!(
-            "a block of {} positions ends at element {last}, past page_stride {}",
-            cache.page_size, cache.page_stride
+            "a block of {} positions ends at element {last}: it must fit page_stride {}, and that the pool {:?}",
+            cache.page_size, cache.page_stride, cache.pool
         ));
     }
     if cache.page_size == 0

@@ -25,6 +25,7 @@ mod state;
 mod tests;
 
 use std::any::Any;
+use std::ffi::OsStr;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -62,7 +63,10 @@ pub fn wrap(device: Arc<dyn Device>) -> (Arc<dyn Device>, Sanitizer) {
 /// # Errors
 /// [`DeviceError::Unsupported`] when the variable holds anything but 0 or 1.
 pub fn from_env(device: Arc<dyn Device>) -> Result<Arc<dyn Device>> {
-    let value = std::env::var_os(SANITIZE_VARIABLE).unwrap_or_default();
+    wrap_if(&std::env::var_os(SANITIZE_VARIABLE).unwrap_or_default(), device)
+}
+
+fn wrap_if(value: &OsStr, device: Arc<dyn Device>) -> Result<Arc<dyn Device>> {
     match value.to_str() {
         Some("" | "0") => Ok(device),
         Some("1") => Ok(wrap(device).0),

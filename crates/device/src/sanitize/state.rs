@@ -128,7 +128,7 @@ impl State {
             };
             if let Err(report) = plan(op, touches, now, &order.name, &mut planned) {
                 let problem = report.missing.clone();
-                self.keep(report);
+                self.keep(*report);
                 return Err(DeviceError::BadOperation {
                     op: op.name(),
                     problem,
@@ -295,7 +295,7 @@ fn plan<'a>(
     now: Use,
     stream: &str,
     planned: &mut Vec<Planned<'a>>,
-) -> Result<(), Report> {
+) -> Result<(), Box<Report>> {
     let accesses = op.access();
     for access in accesses.direct {
         planned.extend(access.ranges().map(|range| Planned {
@@ -340,7 +340,7 @@ fn plan<'a>(
             }
         }
         if !named {
-            return Err(missing_touch(&pool, &now, stream));
+            return Err(Box::new(missing_touch(&pool, &now, stream)));
         }
     }
     Ok(())
