@@ -50,6 +50,18 @@ impl<'a> Loader<'a> {
         self.upload(&tensor.name, &tensor.to_f32())
     }
 
+    /// A lookup table on the device in the checkpoint's own element type.
+    pub(super) fn table(&self, name: &str, shape: &[usize]) -> Result<View, LoadError> {
+        let tensor = self.tensor(name, shape)?;
+        let spec = BufferSpec {
+            name: tensor.name,
+            dtype: tensor.dtype,
+            len: shape.iter().product(),
+            place: Place::Device,
+        };
+        Ok(self.device.alloc_with(spec, &tensor.data)?.view())
+    }
+
     /// Computed values on the device.
     pub(super) fn upload(&self, name: &str, values: &[f32]) -> Result<View, LoadError> {
         let spec = BufferSpec {

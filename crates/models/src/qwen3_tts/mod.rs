@@ -4,13 +4,16 @@
 mod clip_ops;
 pub mod codec;
 pub mod codec_encoder;
+mod decoder_stack;
 mod load;
 pub mod mel;
 pub mod nodes;
+mod predictor;
 pub mod prompt;
 pub mod reference;
 pub mod request;
 pub mod speaker_encoder;
+mod talker;
 pub mod tokenizer;
 
 pub use load::LoadError;

@@ -2,3 +2,4 @@
 
 pub mod codec;
 pub mod ref_encoder;
+pub mod talker;

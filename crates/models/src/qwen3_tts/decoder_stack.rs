@@ -1,0 +1,250 @@
+//! The Qwen3-style decoder stack that Talker and code predictor share: weights, workspace, one pass.
+
+use laneway_device::op::{Attention, Gemm, KvCache, QkvRope, RmsNorm, RopeTable, SiluMul};
+use laneway_device::{Buffer, BufferSpec, DType, Device, Launcher, Matrix, Place, Result, View};
+
+use super::load::{LoadError, Loader};
+use crate::checkpoint::concat_rows;
+use crate::checkpoint::config::StackConfig;
+
+/// Weights of a stack.
+#[derive(Debug)]
+pub(super) struct DecoderStack {
+    pub(super) config: StackConfig,
+    layers: Vec<Layer>,
+    norm: View,
+    inv_freq: View,
+}
+
+#[derive(Debug)]
+struct Layer {
+    input_norm: View,
+    /// `[q | k | v, hidden]`
+    qkv: Matrix,
+    q_norm: View,
+    k_norm: View,
+    o: Matrix,
+    post_norm: View,
+    /// `[gate | up, hidden]`
+    gate_up: Matrix,
+    down: Matrix,
+}
+
+impl DecoderStack {
+    /// Load `{prefix}layers.*` and `{prefix}norm`, fusing the projections that read the same input.
+    pub(super) fn load(loader: &Loader<'_>, config: &StackConfig) -> Result<Self, LoadError> {
+        let c = config;
+        let (hidden, inter) = (c.hidden_size, c.intermediate_size);
+        let layer = |i: usize| -> Result<Layer, LoadError> {
+            let loader = loader.under(&format!("layers.{i}."));
+            let fused = |name: &str, parts: &[(&str, usize)]| -> Result<Matrix, LoadError> {
+                let parts = parts
+                    .iter()
+                    .map(|(part, rows)| loader.tensor(part, &[*rows, hidden]))
+                    .collect::<Result<Vec<_>, _>>()?;
+                loader.pack(&concat_rows(&format!("{}{name}", loader.prefix), &parts))
+            };
+            Ok(Layer {
+                input_norm: loader.floats("input_layernorm.weight", &[hidden])?,
+                qkv: fused(
+                    "self_attn.qkv",
+                    &[
+                        ("self_attn.q_proj.weight", c.q_width()),
+                        ("self_attn.k_proj.weight", c.kv_width()),
+                        ("self_attn.v_proj.weight", c.kv_width()),
+                    ],
+                )?,
+                q_norm: loader.floats("self_attn.q_norm.weight", &[c.head_dim])?,
+                k_norm: loader.floats("self_attn.k_norm.weight", &[c.head_dim])?,
+                o: loader.matrix("self_attn.o_proj.weight", &[hidden, c.q_width()])?,
+                post_norm: loader.floats("post_attention_layernorm.weight", &[hidden])?,
+                gate_up: fused(
+                    "mlp.gate_up",
+                    &[("mlp.gate_proj.weight", inter), ("mlp.up_proj.weight", inter)],
+                )?,
+                down: loader.matrix("mlp.down_proj.weight", &[hidden, inter])?,
+            })
+        };
+        Ok(Self {
+            layers: (0..c.num_hidden_layers).map(layer).collect::<Result<_, _>>()?,
+            norm: loader.floats("norm.weight", &[hidden])?,
+            inv_freq: loader.inv_freq(c.rope_theta, c.head_dim)?,
+            config: c.clone(),
+        })
+    }
+
+    /// Cosines and sines of `rows` positions, `[rows, head_dim]`.
+    pub(super) fn rope_table(&self, positions: View, rows: usize, out: View) -> RopeTable {
+        RopeTable {
+            positions,
+            inv_freq: self.inv_freq.clone(),
+            rows,
+            head_dim: self.config.head_dim,
+            out,
+        }
+    }
+
+    /// The final norm of `rows` rows.
+    pub(super) fn final_norm(&self, x: View, rows: usize, out: View) -> RmsNorm {
+        RmsNorm {
+            x,
+            rows,
+            width: self.config.hidden_size,
+            weight: self.norm.clone(),
+            eps: self.config.rms_norm_eps,
+            out,
+        }
+    }
+
+    /// Run all layers on `pass.x`, in place, without the final norm.
+    pub(super) fn run(
+        &self,
+        launcher: &Launcher<'_>,
+        workspace: &StackWorkspace,
+        pass: &StackPass<'_>,
+    ) -> Result<()> {
+        let (c, w, rows) = (&self.config, workspace, pass.rows);
+        let norm = |weight: &View| RmsNorm {
+            x: pass.x.clone(),
+            rows,
+            width: c.hidden_size,
+            weight: weight.clone(),
+            eps: c.rms_norm_eps,
+            out: w.normed.view(),
+        };
+        let gemm = |x: &Buffer, weight: &Matrix, out: View, accumulate: bool| Gemm {
+            x: x.view(),
+            rows,
+            w: weight.clone(),
+            bias: None,
+            activation: laneway_device::op::Activation::None,
+            scale: None,
+            accumulate,
+            out,
+        };
+        for (i, layer) in self.layers.iter().enumerate() {
+            let cache = pass.cache.layer(c, i);
+            launcher.run(norm(&layer.input_norm))?;
+            launcher.run(gemm(&w.normed, &layer.qkv, w.qkv.view(), false))?;
+            launcher.run(QkvRope {
+                qkv: w.qkv.view(),
+                rows,
+                heads: c.num_attention_heads,
+                q_norm: Some(layer.q_norm.clone()),
+                k_norm: Some(layer.k_norm.clone()),
+                eps: c.rms_norm_eps,
+                cos_sin: pass.cos_sin.clone(),
+                sequences: pass.sequences.clone(),
+                positions: pass.positions.clone(),
+                cache: cache.clone(),
+                q_out: w.q.view(),
+            })?;
+            launcher.run(Attention {
+                q: w.q.view(),
+                rows,
+                heads: c.num_attention_heads,
+                sequences: pass.sequences.clone(),
+                positions: pass.positions.clone(),
+                cache,
+                window: None,
+                out: w.attended.view(),
+            })?;
+            launcher.run(gemm(&w.attended, &layer.o, pass.x.clone(), true))?;
+            launcher.run(norm(&layer.post_norm))?;
+            launcher.run(gemm(&w.normed, &layer.gate_up, w.gate_up.view(), false))?;
+            launcher.run(SiluMul {
+                x: w.gate_up.view(),
+                rows,
+                width: c.intermediate_size,
+                out: w.activated.view(),
+            })?;
+            launcher.run(gemm(&w.activated, &layer.down, pass.x.clone(), true))?;
+        }
+        Ok(())
+    }
+}
+
+/// Activations between the operations of a layer.
+#[derive(Debug)]
+pub(super) struct StackWorkspace {
+    normed: Buffer,
+    qkv: Buffer,
+    q: Buffer,
+    attended: Buffer,
+    gate_up: Buffer,
+    activated: Buffer,
+}
+
+impl StackWorkspace {
+    /// For passes of at most `rows` rows.
+    pub(super) fn new(device: &dyn Device, name: &str, config: &StackConfig, rows: usize) -> Result<Self> {
+        let buffer = |part: &str, width: usize| {
+            device.alloc(BufferSpec {
+                name: format!("{name}.{part}"),
+                dtype: DType::F32,
+                len: rows * width,
+                place: Place::Device,
+            })
+        };
+        let c = config;
+        Ok(Self {
+            normed: buffer("normed", c.hidden_size)?,
+            qkv: buffer("qkv", c.q_width() + 2 * c.kv_width())?,
+            q: buffer("q", c.q_width())?,
+            attended: buffer("attended", c.q_width())?,
+            gate_up: buffer("gate_up", 2 * c.intermediate_size)?,
+            activated: buffer("activated", c.intermediate_size)?,
+        })
+    }
+}
+
+/// One pass through a stack.
+#[derive(Debug)]
+pub(super) struct StackPass<'a> {
+    /// Residual stream `[rows, hidden]`, in and out.
+    pub(super) x: View,
+    pub(super) rows: usize,
+    /// `[rows, head_dim]`
+    pub(super) cos_sin: View,
+    /// Row of the block table of each row `[rows]`.
+    pub(super) sequences: View,
+    /// `[rows]`
+    pub(super) positions: View,
+    pub(super) cache: &'a PagedCache,
+}
+
+/// A paged cache of all layers: a page holds, layer by layer, the keys and then the values of its positions.
+#[derive(Debug, Clone)]
+pub(super) struct PagedCache {
+    pub(super) pool: View,
+    /// Elements from one page to the next.
+    pub(super) page_words: usize,
+    /// Positions of a page.
+    pub(super) page_size: usize,
+    /// `[sequences, pages_per_sequence]`
+    pub(super) table: View,
+    pub(super) pages_per_sequence: usize,
+}
+
+impl PagedCache {
+    /// Elements of a page.
+    pub(super) fn page_words(config: &StackConfig, page_size: usize) -> usize {
+        config.num_hidden_layers * 2 * page_size * config.kv_width()
+    }
+
+    fn layer(&self, config: &StackConfig, layer: usize) -> KvCache {
+        let part = self.page_size * config.kv_width();
+        KvCache {
+            pool: self.pool.clone(),
+            page_stride: self.page_words,
+            k_offset: layer * 2 * part,
+            v_offset: (layer * 2 + 1) * part,
+            page_size: self.page_size,
+            kv_heads: config.num_key_value_heads,
+            head_dim: config.head_dim,
+            table: self.table.clone(),
+            blocks_per_sequence: self.pages_per_sequence,
+            ring: false,
+        }
+    }
+}

@@ -1,0 +1,171 @@
+//! Where the parts of a step lie in its index buffers: written on the host in this order, read on the device.
+
+use laneway_device::op::SampleRow;
+use laneway_device::{Buffer, View};
+
+use super::probe::ProbeBuffers;
+use crate::qwen3_tts::talker::TailStep;
+
+/// What the layout of a step's index buffers depends on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Shape {
+    pub(super) rows: usize,
+    /// Rows of the Talker's stack: all prompts together, or one for each row.
+    pub(super) tokens: usize,
+    pub(super) prefill: bool,
+    pub(super) probed: bool,
+}
+
+impl Shape {
+    /// Integers of a step.
+    pub(super) fn ints(self, groups: usize, pages_per_sequence: usize) -> usize {
+        let Self {
+            rows,
+            tokens,
+            prefill,
+            probed,
+        } = self;
+        let tail = 6 * rows;
+        let body = 3 * tokens;
+        let prompt = if prefill {
+            rows * (2 + pages_per_sequence) + tokens * (1 + groups)
+        } else {
+            0
+        };
+        let forced = if probed { 2 * groups * rows } else { 0 };
+        tail + body + prompt + forced
+    }
+
+    /// Integers of the largest step.
+    pub(super) fn most_ints(rows: usize, tokens: usize, groups: usize, pages_per_sequence: usize) -> usize {
+        let largest = Self {
+            rows,
+            tokens: tokens.max(rows),
+            prefill: true,
+            probed: true,
+        };
+        largest.ints(groups, pages_per_sequence)
+    }
+}
+
+/// Pinned memory that one stage's step is uploaded from.
+#[derive(Debug)]
+pub(super) struct Staging {
+    pub(super) ints: Buffer,
+    pub(super) params: Buffer,
+    pub(super) speakers: Buffer,
+}
+
+/// Views of a step's parts on the device.
+#[derive(Debug)]
+pub(super) struct Indices {
+    shape: Shape,
+    code_rows: View,
+    ring_rows: View,
+    pair_sequences: View,
+    pair_positions: View,
+    pub(super) prefill: Option<PrefillIndices>,
+    pub(super) sequences: View,
+    pub(super) positions: View,
+    pub(super) text: View,
+    forced: Option<(View, View)>,
+    talker_params: View,
+    predictor_params: View,
+}
+
+/// Parts that only a prefill has.
+#[derive(Debug)]
+pub(super) struct PrefillIndices {
+    pub(super) last: View,
+    pub(super) slots: View,
+    pub(super) pages: View,
+    pub(super) speaker_rows: View,
+    pub(super) codes: View,
+}
+
+impl Indices {
+    pub(super) fn new(
+        shape: Shape,
+        ints: &Buffer,
+        params: &Buffer,
+        groups: usize,
+        pages_per_sequence: usize,
+    ) -> Self {
+        let Shape {
+            rows,
+            tokens,
+            prefill,
+            probed,
+        } = shape;
+        let mut at = 0;
+        let mut take = |len: usize| {
+            at += len;
+            ints.slice(at - len, len)
+        };
+        let (code_rows, ring_rows) = (take(rows), take(rows));
+        let (pair_sequences, pair_positions) = (take(2 * rows), take(2 * rows));
+        let words = rows * SampleRow::WORDS;
+        let params = (params.slice(0, words), params.slice(words, words));
+        // A prefill has its sequences' parts first; both walks then have those of their tokens.
+        let head = prefill.then(|| (take(rows), take(rows), take(rows * pages_per_sequence)));
+        let (text, sequences, positions);
+        let mut tokens_parts = None;
+        if prefill {
+            text = take(tokens);
+            sequences = take(tokens);
+            positions = take(tokens);
+            tokens_parts = Some((take(tokens), take(tokens * groups)));
+        } else {
+            sequences = take(tokens);
+            positions = take(tokens);
+            text = take(tokens);
+        }
+        let prefill = head
+            .zip(tokens_parts)
+            .map(|((last, slots, pages), (speaker_rows, codes))| PrefillIndices {
+                last,
+                slots,
+                pages,
+                speaker_rows,
+                codes,
+            });
+        Self {
+            shape,
+            code_rows,
+            ring_rows,
+            pair_sequences,
+            pair_positions,
+            prefill,
+            sequences,
+            positions,
+            text,
+            forced: probed.then(|| (take(groups * rows), take(groups * rows))),
+            talker_params: params.0,
+            predictor_params: params.1,
+        }
+    }
+
+    /// Sequences and positions of the predictor's first pass: every row's hidden state, then every row's code.
+    pub(super) fn push_pairs(ints: &mut Vec<i32>, rows: usize) {
+        let all = 0..rows as i32;
+        ints.extend(all.clone().chain(all));
+        ints.extend(std::iter::repeat_n(0, rows).chain(std::iter::repeat_n(1, rows)));
+    }
+
+    /// Operands of the step's end.
+    pub(super) fn tail(&self, probe: Option<&ProbeBuffers>) -> TailStep {
+        let forced = self.forced.clone();
+        TailStep {
+            rows: self.shape.rows,
+            talker_params: self.talker_params.clone(),
+            predictor_params: self.predictor_params.clone(),
+            code_rows: self.code_rows.clone(),
+            ring_rows: self.ring_rows.clone(),
+            pair_sequences: self.pair_sequences.clone(),
+            pair_positions: self.pair_positions.clone(),
+            probe: probe
+                .zip(forced)
+                .map(|(probe, (codes, index))| probe.tail(self.shape.rows, codes, index)),
+        }
+    }
+}
