@@ -42,11 +42,12 @@ pub fn codec_state_words(config: &CodecDecoderConfig, max_window: u32) -> u64 {
     transformer + pre_conv + depthwise + entry + blocks + part(6, channels)
 }
 
-/// 4-byte words of a row's sampler state: a bit for each token of the codec vocabulary that was generated,
-/// and the codes of the last frame.
+/// 4-byte words of a row's sampler state: a bit for each token of the codec vocabulary that was generated, in
+/// whole rows of a frame's codes, and the codes of the last frame as one more such row.
 pub fn sampler_words(configs: &Configs) -> u64 {
     let stack = &configs.model.talker_config.stack;
-    u64::from(stack.vocab_size.div_ceil(32)) + u64::from(stack.num_code_groups)
+    let groups = stack.num_code_groups;
+    u64::from(stack.vocab_size.div_ceil(32).next_multiple_of(groups) + groups)
 }
 
 /// Entries of one page of the Talker's cache: keys and values of every layer.

@@ -29,21 +29,37 @@ impl Configs {
     /// # Errors
     /// Names the file and the key.
     pub fn read(dir: &Path) -> Result<Self> {
-        let path = dir.join("config.json");
-        let model: ModelConfig = read_json(&path)?;
-        model.check().map_err(|(key, problem)| at(&path, key, problem))?;
-        let path = dir.join("speech_tokenizer").join("config.json");
-        let speech: SpeechTokenizerConfig = read_json(&path)?;
+        let [model, generation, speech] = CONFIG_FILES.map(|name| read_file(&dir.join(name)));
+        Self::parse(dir, [&model?, &generation?, &speech?])
+    }
+
+    /// Check the texts of the three files, in the order of the fields; errors name them under `dir`.
+    ///
+    /// # Errors
+    /// Names the file and the key.
+    pub fn parse(dir: &Path, texts: [&[u8]; 3]) -> Result<Self> {
+        let [model_path, generation_path, speech_path] = CONFIG_FILES.map(|name| dir.join(name));
+        let model: ModelConfig = parse_json(&model_path, texts[0])?;
+        model
+            .check()
+            .map_err(|(key, problem)| at(&model_path, key, problem))?;
+        let speech: SpeechTokenizerConfig = parse_json(&speech_path, texts[2])?;
         speech
             .check(&model)
-            .map_err(|(key, problem)| at(&path, key, problem))?;
+            .map_err(|(key, problem)| at(&speech_path, key, problem))?;
         Ok(Self {
             model,
-            generation: read_json(&dir.join("generation_config.json"))?,
+            generation: parse_json(&generation_path, texts[1])?,
             speech,
         })
     }
 }
+
+const CONFIG_FILES: [&str; 3] = [
+    "config.json",
+    "generation_config.json",
+    "speech_tokenizer/config.json",
+];
 
 fn at(path: &Path, key: &str, problem: String) -> CheckpointError {
     CheckpointError::Config {
@@ -53,13 +69,20 @@ fn at(path: &Path, key: &str, problem: String) -> CheckpointError {
     }
 }
 
-/// Read one JSON file; a missing key is an error that names it.
-pub(crate) fn read_json<T: DeserializeOwned>(path: &Path) -> Result<T> {
-    let text = std::fs::read(path).map_err(|source| CheckpointError::Io {
+fn read_file(path: &Path) -> Result<Vec<u8>> {
+    std::fs::read(path).map_err(|source| CheckpointError::Io {
         path: path.to_owned(),
         source,
-    })?;
-    let mut json = serde_json::Deserializer::from_slice(&text);
+    })
+}
+
+/// Read one JSON file; a missing key is an error that names it.
+pub(crate) fn read_json<T: DeserializeOwned>(path: &Path) -> Result<T> {
+    parse_json(path, &read_file(path)?)
+}
+
+fn parse_json<T: DeserializeOwned>(path: &Path, text: &[u8]) -> Result<T> {
+    let mut json = serde_json::Deserializer::from_slice(text);
     serde_path_to_error::deserialize(&mut json).map_err(|error| {
         let key = error.path().to_string();
         at(path, &key, error.into_inner().to_string())
@@ -89,7 +112,7 @@ pub enum TtsModelType {
 pub struct ModelConfig {
     /// `qwen3_tts`
     pub model_type: String,
-    /// `0b6`, `1b7`, `nano`: `0b6` knows no instructions.
+    /// `0b6`, `1b7`, `nano`.
     pub tts_model_size: String,
     /// Kind of conditioning.
     pub tts_model_type: TtsModelType,
@@ -289,9 +312,9 @@ impl ModelConfig {
         self.talker_config.stack.hidden_size != self.talker_config.code_predictor_config.hidden_size
     }
 
-    /// The checkpoint was trained with instructions: all but the 0.6B size.
+    /// The checkpoint was trained with instructions: all but the 0.6B size and the demo model.
     pub fn knows_instructions(&self) -> bool {
-        self.tts_model_size != "0b6"
+        !matches!(self.tts_model_size.as_str(), "0b6" | "nano")
     }
 
     fn check(&self) -> Check {

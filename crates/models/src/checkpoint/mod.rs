@@ -14,6 +14,8 @@ mod weights;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
+use laneway_device::DType;
+
 pub use config::{Configs, GenerationConfig, ModelConfig, SpeechTokenizerConfig, TtsModelType};
 pub use error::{CheckpointError, Result};
 pub use hub::HUB_FILES;
@@ -98,7 +100,9 @@ impl Checkpoint {
         match (source, config_dir) {
             (WeightsSource::Path(dir), None) => Self::from_dir(dir),
             (WeightsSource::Hub { repo, revision }, None) => Self::from_dir(&hub::download(repo, revision)?),
-            (WeightsSource::Random { seed }, Some(dir)) => Self::random(*seed, dir),
+            (WeightsSource::Random { seed }, Some(dir)) => {
+                Ok(Self::random(*seed, Configs::read(dir)?, dir.to_owned()))
+            }
             (WeightsSource::Random { seed }, None) => Err(CheckpointError::Source {
                 text: format!("random:{seed}"),
                 problem: "generated weights need a configuration directory (with config.json) beside them"
@@ -112,21 +116,21 @@ impl Checkpoint {
         }
     }
 
+    /// Generated weights for these configurations; `dir` holds the tokenizer files.
+    pub fn random(seed: u64, configs: Configs, dir: PathBuf) -> Self {
+        Self {
+            main: Weights::random(seed, tensors::main(&configs.model), DType::Bf16),
+            speech: Weights::random(seed, tensors::speech(&configs.speech), DType::F32),
+            dir,
+            configs,
+        }
+    }
+
     fn from_dir(dir: &Path) -> Result<Self> {
         let configs = Configs::read(dir)?;
         Ok(Self {
             main: Weights::open(dir)?,
             speech: Weights::open(&dir.join("speech_tokenizer"))?,
-            dir: dir.to_owned(),
-            configs,
-        })
-    }
-
-    fn random(seed: u64, dir: &Path) -> Result<Self> {
-        let configs = Configs::read(dir)?;
-        Ok(Self {
-            main: Weights::random(seed, tensors::main(&configs.model), laneway_device::DType::Bf16),
-            speech: Weights::random(seed, tensors::speech(&configs.speech), laneway_device::DType::F32),
             dir: dir.to_owned(),
             configs,
         })

@@ -7,6 +7,7 @@ pub mod codec_encoder;
 mod decoder_stack;
 mod load;
 pub mod mel;
+pub mod model;
 pub mod nodes;
 mod predictor;
 pub mod prompt;
@@ -17,3 +18,4 @@ mod talker;
 pub mod tokenizer;
 
 pub use load::LoadError;
+pub use model::{OpenError, Qwen3Tts};

@@ -319,7 +319,7 @@ impl RequestBuilder {
             (TtsModelType::CustomVoice, Some(_)) if !model.knows_instructions() => {
                 return Err(invalid(
                     "instruct",
-                    "the 0.6B models were not trained with instructions: leave it out or use a 1.7B model",
+                    "the 0.6B models were not trained with instructions: leave it out, or use a 1.7B model",
                 ));
             }
             _ => {}

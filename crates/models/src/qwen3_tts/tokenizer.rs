@@ -43,6 +43,46 @@ impl WordSplit {
     }
 }
 
+/// First id behind the released vocabulary.
+const RELEASED_FIRST_ADDED: u32 = 151_643;
+/// Added tokens of the released checkpoints in id order; those of [`RELEASED_PLAIN`] are not special.
+const RELEASED_ADDED: [&str; 33] = [
+    "<|endoftext|>",
+    "<|im_start|>",
+    "<|im_end|>",
+    "<|object_ref_start|>",
+    "<|object_ref_end|>",
+    "<|box_start|>",
+    "<|box_end|>",
+    "<|quad_start|>",
+    "<|quad_end|>",
+    "<|vision_start|>",
+    "<|vision_end|>",
+    "<|vision_pad|>",
+    "<|image_pad|>",
+    "<|video_pad|>",
+    "<tool_call>",
+    "</tool_call>",
+    "<|fim_prefix|>",
+    "<|fim_middle|>",
+    "<|fim_suffix|>",
+    "<|fim_pad|>",
+    "<|repo_name|>",
+    "<|file_sep|>",
+    "<tool_response>",
+    "</tool_response>",
+    "<think>",
+    "</think>",
+    "<|audio_start|>",
+    "<|audio_end|>",
+    "<tts_pad>",
+    "<tts_text_bos>",
+    "<tts_text_eod>",
+    "<tts_text_bos_single>",
+    "<|audio_pad|>",
+];
+const RELEASED_PLAIN: std::ops::Range<usize> = 14..26;
+
 /// Why a tokenizer cannot be loaded.
 #[derive(Debug, thiserror::Error)]
 pub enum TokenizerError {
@@ -115,11 +155,24 @@ impl Tokenizer {
         Self::with_added_tokens(dir, split, &tokens)
     }
 
+    /// Load the released vocabulary from a directory that holds `vocab.json` and `merges.txt` alone.
+    ///
+    /// # Errors
+    /// As [`Tokenizer::load`]; also when it is another vocabulary.
+    pub fn released(dir: &Path, split: WordSplit) -> Result<Self, TokenizerError> {
+        let added: Vec<_> = (RELEASED_FIRST_ADDED..)
+            .zip(RELEASED_ADDED)
+            .enumerate()
+            .map(|(i, (id, content))| (id, content.to_owned(), !RELEASED_PLAIN.contains(&i)))
+            .collect();
+        Self::with_added_tokens(dir, split, &added)
+    }
+
     /// Load `vocab.json` and `merges.txt` of a directory with added tokens from elsewhere: id, text, special.
     ///
     /// # Errors
     /// As [`Tokenizer::load`].
-    pub fn with_added_tokens(
+    fn with_added_tokens(
         dir: &Path,
         split: WordSplit,
         added: &[(u32, String, bool)],
@@ -284,32 +337,6 @@ mod tests {
         None
     }
 
-    /// The released files' added tokens, in order from the first id.
-    fn released_added_tokens(first: u32) -> Vec<(u32, String, bool)> {
-        let config: serde_json::Value = serde_json::from_slice(
-            &std::fs::read(golden().join("tiny/model-custom_voice/tokenizer_config.json")).unwrap(),
-        )
-        .unwrap();
-        let mut tokens: Vec<_> = config["added_tokens_decoder"]
-            .as_object()
-            .unwrap()
-            .iter()
-            .map(|(id, token)| {
-                let content = token["content"].as_str().unwrap().to_owned();
-                (
-                    id.parse::<u32>().unwrap(),
-                    content,
-                    token["special"].as_bool().unwrap(),
-                )
-            })
-            .collect();
-        tokens.sort();
-        for (i, token) in tokens.iter_mut().enumerate() {
-            token.0 = first + i as u32;
-        }
-        tokens
-    }
-
     #[test]
     fn the_27_golden_texts_are_exact_under_both_splits() {
         let Some(dir) = real_vocabulary() else { return };
@@ -317,12 +344,11 @@ mod tests {
             serde_json::from_slice(&std::fs::read(golden().join("tokenizer_golden.json")).unwrap()).unwrap();
         let rows = golden["rows"].as_array().unwrap();
         assert_eq!(rows.len(), 27);
-        let added = released_added_tokens(151_643);
         for (split, key) in [
             (WordSplit::Qwen2, "ids"),
             (WordSplit::Patched, "ids_patched_split"),
         ] {
-            let tokenizer = Tokenizer::with_added_tokens(&dir, split, &added).unwrap();
+            let tokenizer = Tokenizer::released(&dir, split).unwrap();
             let mut own = 0;
             for row in rows {
                 own += usize::from(row.get(key).is_some());
@@ -390,7 +416,10 @@ mod tests {
     #[test]
     fn a_gap_in_the_added_tokens_is_refused() {
         let dir = golden().join("tiny/model-custom_voice");
-        let mut added = released_added_tokens(320);
+        let mut added: Vec<_> = (320..)
+            .zip(RELEASED_ADDED)
+            .map(|(id, text)| (id, text.to_owned(), true))
+            .collect();
         added.remove(1);
         let error = Tokenizer::with_added_tokens(&dir, WordSplit::Qwen2, &added).unwrap_err();
         assert!(error.to_string().contains("<|im_end|> has id 322"), "{error}");

@@ -87,6 +87,8 @@ struct StageBuffers {
     staging: Staging,
     codes: Buffer,
     planned: Option<Planned>,
+    /// First row of each of the step's rows in the Talker's stack.
+    first_tokens: Vec<usize>,
     probe: Option<ProbeBuffers>,
 }
 
@@ -234,6 +236,7 @@ impl TalkerNode {
                 },
                 codes: buffer("landed_codes", DType::I32, limits.rows * groups, Place::Pinned)?,
                 planned: None,
+                first_tokens: Vec::new(),
                 probe: None,
             })
         };
@@ -800,6 +803,16 @@ impl Node for TalkerNode {
         };
         let (ints, planned) = planned.map_err(PlanError::Rows)?;
         let params = Self::sample_rows(rows);
+        let first_tokens = &mut self.stages[stage.0].first_tokens;
+        first_tokens.clear();
+        let mut next = 0;
+        for row in rows.iter() {
+            first_tokens.push(next);
+            next += match planned.shape.prefill {
+                true => request(row.payload).prompt.rows.len(),
+                false => 1,
+            };
+        }
         self.stage_rows(stage, &ints, &params, &speakers, planned)?;
         self.touch(rows, touches);
         if planned.shape.prefill {
@@ -845,7 +858,6 @@ impl Node for TalkerNode {
             .as_ref()
             .zip(buffers.planned)
             .filter(|(_, planned)| planned.shape.probed);
-        let mut first_token = 0;
         let mut outcomes = Vec::with_capacity(rows.len());
         for (i, row) in rows.iter_mut().enumerate() {
             let Some(row) = row else {
@@ -861,19 +873,19 @@ impl Node for TalkerNode {
             }
             let frame = &codes[i * groups..(i + 1) * groups];
             let request = request(row.payload);
-            if let Some((buffers, planned)) = &probed {
+            if let Some((probe_buffers, planned)) = &probed {
                 let tokens = if planned.shape.prefill {
                     request.prompt.rows.len()
                 } else {
                     1
                 };
                 if let Some(probe) = &request.probe {
-                    let result = buffers.record(
+                    let result = probe_buffers.record(
                         &*self.device,
                         probe::Place {
                             row: i,
                             rows: planned.shape.rows,
-                            first_token,
+                            first_token: buffers.first_tokens[i],
                             tokens,
                             prefill: planned.shape.prefill,
                         },
@@ -888,7 +900,6 @@ impl Node for TalkerNode {
                         continue;
                     }
                 }
-                first_token += tokens;
             }
             let state = row_state(row);
             state.landed += 1;
