@@ -444,3 +444,6 @@ impl Workspace {
         })
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -142,3 +142,6 @@ fn mel_to_hz(mel: f64) -> f64 {
         BREAK_HZ * (log_step() * (mel - BREAK_MEL)).exp()
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -17,5 +17,8 @@ pub mod speaker_encoder;
 mod talker;
 pub mod tokenizer;
 
+#[cfg(test)]
+mod test_support;
+
 pub use load::LoadError;
 pub use model::{OpenError, Qwen3Tts};

@@ -328,3 +328,6 @@ impl Workspace {
         })
     }
 }
+
+#[cfg(test)]
+mod tests;

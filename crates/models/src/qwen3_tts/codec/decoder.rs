@@ -558,3 +558,6 @@ impl CodecDecoder {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests;

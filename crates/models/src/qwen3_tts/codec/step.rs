@@ -322,3 +322,6 @@ impl CodecStep {
         Ok(samples)
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -322,3 +322,6 @@ impl Node for CodecNode {
         })
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -360,3 +360,6 @@ impl Node for RefEncoderNode {
         self.encode(stage, self.stages[stage.0].planned[0], &launcher)
     }
 }
+
+#[cfg(test)]
+mod tests;
