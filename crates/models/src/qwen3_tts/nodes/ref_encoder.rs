@@ -235,8 +235,7 @@ pub fn check_clip(clip: &ReferenceClip) -> Result<(), RowError> {
         return refuse(
             "reference.audio",
             format!(
-                "the reference clip lasts {:.2} s; send {} to {} s of one voice",
-                seconds(len),
+                "the reference clip has {len} samples; send {MIN_SAMPLES} to {MAX_SAMPLES}, {} to {} s of one voice",
                 seconds(MIN_SAMPLES),
                 seconds(MAX_SAMPLES)
             ),

@@ -93,12 +93,12 @@ fn clips_that_hold_no_voice_are_refused() {
         (
             clip(voice(7_199), false),
             "reference.audio",
-            "the reference clip lasts 0.30 s; send 0.30 to 30.00 s of one voice",
+            "the reference clip has 7199 samples; send 7200 to 720000, 0.3 to 30 s of one voice",
         ),
         (
             clip(voice(720_001), true),
             "reference.audio",
-            "the reference clip lasts 30.00 s; send 0.30 to 30.00 s of one voice",
+            "the reference clip has 720001 samples; send 7200 to 720000, 0.3 to 30 s of one voice",
         ),
         (
             clip(with(5, f32::NAN), false),
