@@ -5,8 +5,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use laneway_device::op::Copy;
+use laneway_device::sanitize::Sanitizer;
 use laneway_device::{
     Buffer, BufferSpec, DType, Device, Launcher, Place, Priority, Stream, StreamConfig, Touches, View,
+    testing,
 };
 use safetensors::{Dtype, SafeTensors};
 
@@ -93,7 +95,12 @@ impl Golden {
         let values = tensor.data().as_chunks::<8>().0;
         values
             .chunks_exact(tensor.shape()[1])
-            .map(|frame| frame.iter().map(|code| i64::from_le_bytes(*code) as i32).collect())
+            .map(|frame| {
+                frame
+                    .iter()
+                    .map(|code| i64::from_le_bytes(*code) as i32)
+                    .collect()
+            })
             .collect()
     }
 }
@@ -118,15 +125,16 @@ pub(crate) fn assert_close(what: &str, got: &[f32], want: &[f32], tolerance: f32
     }
 }
 
-/// A CPU device with one stream.
+/// A CPU device under the sanitizer, with one stream.
 pub(crate) struct Machine {
     pub(crate) device: Arc<dyn Device>,
+    sanitizer: Sanitizer,
     pub(crate) stream: Arc<dyn Stream>,
 }
 
 impl Machine {
     pub(crate) fn new() -> Self {
-        let device = laneway_device::open_cpu(laneway_device::CpuConfig { memory_bytes: None }).unwrap();
+        let (device, sanitizer) = testing::cpu();
         let stream = device
             .create_stream(StreamConfig {
                 name: "test".into(),
@@ -134,7 +142,11 @@ impl Machine {
                 partition_sms: None,
             })
             .unwrap();
-        Self { device, stream }
+        Self {
+            device,
+            sanitizer,
+            stream,
+        }
     }
 
     pub(crate) fn alloc(&self, name: &str, dtype: DType, len: usize, place: Place) -> Buffer {
@@ -178,6 +190,7 @@ impl Machine {
     /// Wait for everything launched.
     pub(crate) fn finish(&self) {
         self.stream.record().unwrap().synchronize(DEADLINE).unwrap();
+        self.sanitizer.assert_clean();
     }
 
     /// Contents of device memory once everything launched has run.

@@ -10,8 +10,7 @@ fn check_stages(checkpoint: &Checkpoint, golden: &Golden, tolerance: f32) {
     let codes = golden.codes("codes");
     let frames = codes.len();
     let config = &checkpoint.configs.speech.decoder_config;
-    let decoder =
-        CodecDecoder::load(&*machine.device, config, &checkpoint.speech, frames, frames).unwrap();
+    let decoder = CodecDecoder::load(&*machine.device, config, &checkpoint.speech, frames, frames).unwrap();
     let words = decoder.layout.words;
     let pool = machine
         .alloc("codec_state", DType::F32, words, Place::Device)

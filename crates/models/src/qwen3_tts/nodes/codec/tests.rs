@@ -188,7 +188,10 @@ fn a_bad_code_takes_only_its_own_row_out() {
         };
         assert_eq!(
             error.message,
-            format!("frame 1 has code {code} in codebook 9; codes are 0 to {}", size - 1)
+            format!(
+                "frame 1 has code {code} in codebook 9; codes are 0 to {}",
+                size - 1
+            )
         );
     }
     // The engine plans again without it.
@@ -208,10 +211,7 @@ fn windows_and_frames_of_the_wrong_size_are_refused() {
             items(&vec![frame.clone(); 7]),
             "a codec window has 7 frames; it must have 1 to 6",
         ),
-        (
-            Vec::new(),
-            "a codec window has 0 frames; it must have 1 to 6",
-        ),
+        (Vec::new(), "a codec window has 0 frames; it must have 1 to 6"),
         (items(&[vec![0; 15].into()]), "frame 0 has 15 codes; send 16"),
         (lost, "frame 0 lies in a ring, but this worker has none"),
     ];

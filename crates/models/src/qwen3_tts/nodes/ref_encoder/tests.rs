@@ -74,7 +74,11 @@ fn clips_become_references() {
 
 #[test]
 fn clips_that_hold_no_voice_are_refused() {
-    let voice = |len: usize| (0..len).map(|i| (i as f32 * 0.05).sin() * 0.5).collect::<Vec<_>>();
+    let voice = |len: usize| {
+        (0..len)
+            .map(|i| (i as f32 * 0.05).sin() * 0.5)
+            .collect::<Vec<_>>()
+    };
     let with = |at: usize, value: f32| {
         let mut samples = voice(24_000);
         samples[at] = value;
