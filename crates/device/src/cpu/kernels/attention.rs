@@ -144,12 +144,12 @@ fn norm_and_rotate<S: Simd>(s: S, head: &mut [f32], weight: Option<&[f32]>, eps:
     let half = head.len() / 2;
     let (cos, sin) = cos_sin.split_at(half);
     let (low, high) = head.split_at_mut(half);
-    chunks(half, |c, n| {
+    for (c, n) in chunks(half) {
         let (a, b) = (s.load_part(&low[c..], n, 0.0), s.load_part(&high[c..], n, 0.0));
         let (cos, sin) = (s.load_part(&cos[c..], n, 0.0), s.load_part(&sin[c..], n, 0.0));
         s.store_part(s.sub(s.mul(a, cos), s.mul(b, sin)), &mut low[c..], n);
         s.store_part(s.add(s.mul(b, cos), s.mul(a, sin)), &mut high[c..], n);
-    });
+    }
 }
 
 /// See [`crate::op::Attention`].
@@ -258,18 +258,18 @@ impl Head<'_> {
             }
         }
         let mut max = s.splat(f32::NEG_INFINITY);
-        chunks(scores.len(), |c, n| {
+        for (c, n) in chunks(scores.len()) {
             let x = s.mul(s.load_part(&scores[c..], n, f32::NEG_INFINITY), scale);
             s.store_part(x, &mut scores[c..], n);
             max = s.max(max, x);
-        });
+        }
         let max = s.splat(s.max_lane(max));
         let mut total = s.splat(0.0);
-        chunks(scores.len(), |c, n| {
+        for (c, n) in chunks(scores.len()) {
             let x = s.load_part(&scores[c..], n, 0.0);
             s.store_part(exp(s, s.sub(x, max)), &mut scores[c..], n);
             total = s.add(total, s.load_part(&scores[c..], n, 0.0));
-        });
+        }
         let inverse = s.splat(1.0 / s.sum(total));
         let mut acc = [s.splat(0.0); N];
         let mut j = 0;

@@ -100,7 +100,7 @@ impl Kernel for CopySnake<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         let channels = self.snake.alpha.len();
-        chunks(channels, |c, n| {
+        for (c, n) in chunks(channels) {
             let alpha = s.load_part(&self.snake.alpha[c..], n, 0.0);
             let inv_beta = s.load_part(&self.snake.inv_beta[c..], n, 0.0);
             let inputs = self.x.chunks_exact(channels);
@@ -109,7 +109,7 @@ impl Kernel for CopySnake<'_> {
                 let y = s.fma(sin_squared(s, s.mul(x, alpha)), inv_beta, x);
                 s.store_part(y, &mut out[c..], n);
             }
-        });
+        }
     }
 }
 
@@ -158,14 +158,14 @@ impl Kernel for Depthwise<'_> {
         let channels = self.bias.len();
         for (t, out) in self.out.chunks_exact_mut(channels).enumerate() {
             let inputs = &self.x[t * channels..];
-            chunks(channels, |c, n| {
+            for (c, n) in chunks(channels) {
                 let mut sum = s.splat(0.0);
                 for (w, x) in self.w.chunks_exact(channels).zip(inputs.chunks_exact(channels)) {
                     sum = s.fma(s.load_part(&x[c..], n, 0.0), s.load_part(&w[c..], n, 0.0), sum);
                 }
                 let sum = s.add(sum, s.load_part(&self.bias[c..], n, 0.0));
                 s.store_part(sum, &mut out[c..], n);
-            });
+            }
         }
     }
 }

@@ -187,9 +187,14 @@ impl Epilogue<'_> {
         for unit in 0..units {
             let c = column + unit * LANES;
             let lanes = LANES.min(n - c);
-            let part = |x: &[f32], at: usize| s.load_part(&x[at..], lanes, 0.0);
-            let bias = self.bias.map(|bias| part(bias, c));
-            let scale = self.scale.map(|scale| part(scale, c));
+            let bias = match self.bias {
+                Some(bias) => Some(s.load_part(&bias[c..], lanes, 0.0)),
+                None => None,
+            };
+            let scale = match self.scale {
+                Some(scale) => Some(s.load_part(&scale[c..], lanes, 0.0)),
+                None => None,
+            };
             for (sums, row) in tile.iter().zip(rows) {
                 let at = row.output * n + c;
                 let mut v = s.load(&sums[unit * LANES..]);
@@ -202,8 +207,8 @@ impl Epilogue<'_> {
                 }
                 match self.residual {
                     Residual::None => {}
-                    Residual::Output => v = s.add(part(out, at), v),
-                    Residual::Other(residual) => v = s.add(part(residual, at), v),
+                    Residual::Output => v = s.add(s.load_part(&out[at..], lanes, 0.0), v),
+                    Residual::Other(x) => v = s.add(s.load_part(&x[at..], lanes, 0.0), v),
                 }
                 if self.clamp {
                     v = s.max(s.min(v, s.splat(1.0)), s.splat(-1.0));
@@ -337,26 +342,30 @@ fn multiply_tile<S: Simd, W: Weight, const ROWS: usize, const UNITS: usize>(
     let mut acc = [[s.splat(0.0); UNITS]; ROWS];
     let mut w_at = 0;
     for run in 0..runs.count {
-        let inputs: [&[f32]; ROWS] =
-            std::array::from_fn(|r| &x[rows[r].input + run * runs.stride..][..runs.len]);
+        let mut inputs = [&x[..0]; ROWS];
+        for (input, row) in inputs.iter_mut().zip(rows) {
+            *input = &x[row.input + run * runs.stride..][..runs.len];
+        }
         for i in 0..runs.len {
-            // SAFETY: each vector starts below (k - 1) · width + UNITS · LANES, asserted above.
-            let weights: [S::V; UNITS] = std::array::from_fn(|u| unsafe {
-                W::load(s, w.get_unchecked(w_at + u * LANES..w_at + (u + 1) * LANES))
-            });
-            for r in 0..ROWS {
+            let mut weights = [s.splat(0.0); UNITS];
+            for (u, weights) in weights.iter_mut().enumerate() {
+                let at = w_at + u * LANES;
+                // SAFETY: ends at (k - 1) · width + UNITS · LANES or before, asserted above.
+                *weights = W::load(s, unsafe { w.get_unchecked(at..at + LANES) });
+            }
+            for (acc, input) in acc.iter_mut().zip(&inputs) {
                 // SAFETY: every input slice has runs.len elements.
-                let a = s.splat(unsafe { *inputs[r].get_unchecked(i) });
-                for u in 0..UNITS {
-                    acc[r][u] = s.fma(a, weights[u], acc[r][u]);
+                let a = s.splat(unsafe { *input.get_unchecked(i) });
+                for (acc, weights) in acc.iter_mut().zip(&weights) {
+                    *acc = s.fma(a, *weights, *acc);
                 }
             }
             w_at += width;
         }
     }
-    for r in 0..ROWS {
-        for u in 0..UNITS {
-            s.store(acc[r][u], &mut tile[r][u * LANES..]);
+    for (acc, sums) in acc.iter().zip(tile) {
+        for (u, acc) in acc.iter().enumerate() {
+            s.store(*acc, &mut sums[u * LANES..]);
         }
     }
 }

@@ -92,14 +92,30 @@ pub(crate) fn activate<S: Simd>(s: S, activation: Activation, x: S::V) -> S::V {
     }
 }
 
-/// Visit `len` elements in chunks of a vector: `f(start, lanes in use)`.
+/// `len` elements a vector at a time: where each starts and its lanes in use. (An iterator rather than a
+/// function of a closure: a closure that is not inlined would lose the level it is compiled for.)
 #[inline(always)]
-pub(crate) fn chunks(len: usize, mut f: impl FnMut(usize, usize)) {
-    let mut start = 0;
-    while start < len {
-        let n = LANES.min(len - start);
-        f(start, n);
-        start += n;
+pub(crate) fn chunks(len: usize) -> Chunks {
+    Chunks { start: 0, len }
+}
+
+/// See [`chunks`].
+pub(crate) struct Chunks {
+    start: usize,
+    len: usize,
+}
+
+impl Iterator for Chunks {
+    type Item = (usize, usize);
+
+    #[inline(always)]
+    fn next(&mut self) -> Option<(usize, usize)> {
+        let start = self.start;
+        if start >= self.len {
+            return None;
+        }
+        self.start += LANES;
+        Some((start, LANES.min(self.len - start)))
     }
 }
 
@@ -107,9 +123,9 @@ pub(crate) fn chunks(len: usize, mut f: impl FnMut(usize, usize)) {
 #[inline(always)]
 pub(crate) fn dot<S: Simd>(s: S, a: &[f32], b: &[f32]) -> f32 {
     let mut acc = s.splat(0.0);
-    chunks(a.len(), |i, n| {
+    for (i, n) in chunks(a.len()) {
         acc = s.fma(s.load_part(&a[i..], n, 0.0), s.load_part(&b[i..], n, 0.0), acc);
-    });
+    }
     s.sum(acc)
 }
 
@@ -117,7 +133,9 @@ pub(crate) fn dot<S: Simd>(s: S, a: &[f32], b: &[f32]) -> f32 {
 #[inline(always)]
 pub(crate) fn sum<S: Simd>(s: S, a: &[f32]) -> f32 {
     let mut acc = s.splat(0.0);
-    chunks(a.len(), |i, n| acc = s.add(acc, s.load_part(&a[i..], n, 0.0)));
+    for (i, n) in chunks(a.len()) {
+        acc = s.add(acc, s.load_part(&a[i..], n, 0.0));
+    }
     s.sum(acc)
 }
 
@@ -137,10 +155,10 @@ mod tests {
         #[inline(always)]
         fn run<S: Simd>(self, s: S) {
             let len = self.1.len();
-            chunks(len, |i, n| {
+            for (i, n) in chunks(len) {
                 let y = self.0.apply(s, s.load_part(&self.1[i..], n, 0.0));
                 s.store_part(y, &mut self.1[i..], n);
-            });
+            }
         }
     }
 

@@ -46,10 +46,10 @@ impl Kernel for RmsNorm<'_> {
 #[inline(always)]
 pub(crate) fn rms_norm<S: Simd>(s: S, row: &mut [f32], weight: &[f32], eps: f32) {
     let inverse = s.splat(1.0 / (dot(s, row, row) / row.len() as f32 + eps).sqrt());
-    chunks(row.len(), |c, n| {
+    for (c, n) in chunks(row.len()) {
         let x = s.mul(s.load_part(&row[c..], n, 0.0), inverse);
         s.store_part(s.mul(x, s.load_part(&weight[c..], n, 0.0)), &mut row[c..], n);
-    });
+    }
 }
 
 /// See [`crate::op::LayerNorm`]; the width is the weight's.
@@ -71,17 +71,17 @@ impl Kernel for LayerNorm<'_> {
             self.x.fetch(r, out);
             // Two passes: the variance of the centred row does not cancel.
             let mean = s.splat(sum(s, out) / width as f32);
-            chunks(width, |c, n| {
+            for (c, n) in chunks(width) {
                 let centred = s.sub(s.load_part(&out[c..], n, 0.0), mean);
                 s.store_part(centred, &mut out[c..], n);
-            });
+            }
             let inverse = s.splat(1.0 / (dot(s, out, out) / width as f32 + self.eps).sqrt());
-            chunks(width, |c, n| {
+            for (c, n) in chunks(width) {
                 let x = s.mul(s.load_part(&out[c..], n, 0.0), inverse);
                 let weight = s.load_part(&self.weight[c..], n, 0.0);
                 let bias = s.load_part(&self.bias[c..], n, 0.0);
                 s.store_part(s.fma(x, weight, bias), &mut out[c..], n);
-            });
+            }
         }
     }
 }
@@ -105,10 +105,10 @@ impl Kernel for SiluMul<'_> {
             .zip(self.out.chunks_exact_mut(width))
         {
             let (gate, up) = x.split_at(width);
-            chunks(width, |c, n| {
+            for (c, n) in chunks(width) {
                 let gate = silu(s, s.load_part(&gate[c..], n, 0.0));
                 s.store_part(s.mul(gate, s.load_part(&up[c..], n, 0.0)), &mut out[c..], n);
-            });
+            }
         }
     }
 }

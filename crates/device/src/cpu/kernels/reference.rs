@@ -110,10 +110,10 @@ impl Kernel for Activate<'_> {
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        chunks(self.x.len(), |i, n| {
+        for (i, n) in chunks(self.x.len()) {
             let y = activate(s, self.activation, s.load_part(&self.x[i..], n, 0.0));
             s.store_part(y, &mut self.x[i..], n);
-        });
+        }
     }
 }
 
@@ -125,6 +125,15 @@ pub(crate) struct TimeStats<'a> {
     pub(crate) std: Option<&'a mut [f32]>,
 }
 
+/// Weights of `n` channels from element `at` on.
+#[inline(always)]
+fn weight<S: Simd>(s: S, weights: Option<&[f32]>, at: usize, n: usize, uniform: S::V) -> S::V {
+    match weights {
+        Some(weights) => s.load_part(&weights[at..], n, 0.0),
+        None => uniform,
+    }
+}
+
 impl Kernel for TimeStats<'_> {
     type Output = ();
 
@@ -133,32 +142,32 @@ impl Kernel for TimeStats<'_> {
         let channels = self.mean.len();
         let rows = self.x.len() / channels;
         let uniform = s.splat(1.0 / rows as f32);
-        let weight = |r: usize, c: usize, n: usize| match self.weights {
-            Some(weights) => s.load_part(&weights[r * channels + c..], n, 0.0),
-            None => uniform,
-        };
         let mut std = self.std;
-        chunks(channels, |c, n| {
+        for (c, n) in chunks(channels) {
             let mut mean = s.splat(0.0);
             for r in 0..rows {
                 mean = s.fma(
-                    weight(r, c, n),
+                    weight(s, self.weights, r * channels + c, n, uniform),
                     s.load_part(&self.x[r * channels + c..], n, 0.0),
                     mean,
                 );
             }
             s.store_part(mean, &mut self.mean[c..], n);
-            let Some(std) = std.as_deref_mut() else { return };
+            let Some(std) = std.as_deref_mut() else { continue };
             let mut variance = s.splat(0.0);
             for r in 0..rows {
                 let d = s.sub(s.load_part(&self.x[r * channels + c..], n, 0.0), mean);
-                variance = s.fma(weight(r, c, n), s.mul(d, d), variance);
+                variance = s.fma(
+                    weight(s, self.weights, r * channels + c, n, uniform),
+                    s.mul(d, d),
+                    variance,
+                );
             }
             let variance = s.lanes(variance);
             for (std, variance) in std[c..][..n].iter_mut().zip(variance) {
                 *std = variance.max(1e-12).sqrt();
             }
-        });
+        }
     }
 }
 
@@ -175,7 +184,7 @@ impl Kernel for TimeSoftmax<'_> {
     fn run<S: Simd>(self, s: S) {
         let channels = self.channels;
         let rows = self.x.len() / channels;
-        chunks(channels, |c, n| {
+        for (c, n) in chunks(channels) {
             let mut max = s.splat(f32::NEG_INFINITY);
             for r in 0..rows {
                 max = s.max(max, s.load_part(&self.x[r * channels + c..], n, 0.0));
@@ -192,7 +201,7 @@ impl Kernel for TimeSoftmax<'_> {
                 let x = &mut self.x[r * channels + c..];
                 s.store_part(s.mul(s.load_part(x, n, 0.0), inverse), x, n);
             }
-        });
+        }
     }
 }
 
@@ -211,7 +220,7 @@ impl Kernel for ChannelScale<'_> {
     fn run<S: Simd>(self, s: S) {
         let channels = self.scale.len();
         for (r, out) in self.out.chunks_exact_mut(channels).enumerate() {
-            chunks(channels, |c, n| {
+            for (c, n) in chunks(channels) {
                 let before = s.load_part(&out[c..], n, 0.0);
                 let x = match self.x {
                     Input::Output => before,
@@ -226,7 +235,7 @@ impl Kernel for ChannelScale<'_> {
                     }
                 }
                 s.store_part(y, &mut out[c..], n);
-            });
+            }
         }
     }
 }
@@ -246,13 +255,13 @@ impl Kernel for NearestCode<'_> {
         let (mut best, mut nearest) = (0, f32::INFINITY);
         for (code, entry) in self.book.chunks_exact(width).enumerate() {
             let mut sum = s.splat(0.0);
-            chunks(width, |c, n| {
+            for (c, n) in chunks(width) {
                 let d = s.sub(
                     s.load_part(&self.x[c..], n, 0.0),
                     s.load_part(&entry[c..], n, 0.0),
                 );
                 sum = s.fma(d, d, sum);
-            });
+            }
             let distance = s.sum(sum);
             if distance < nearest {
                 (best, nearest) = (code, distance);

@@ -312,11 +312,12 @@ mod x86 {
             let x = &x[..LANES];
             // SAFETY: features as above; 16 elements of 2 bytes are in bounds; unaligned loads.
             unsafe {
-                let half = |p: *const u16| {
-                    let words = _mm256_cvtepu16_epi32(_mm_loadu_si128(p.cast()));
-                    _mm256_castsi256_ps(_mm256_slli_epi32::<16>(words))
-                };
-                [half(x.as_ptr()), half(x.as_ptr().add(8))]
+                let low = _mm256_cvtepu16_epi32(_mm_loadu_si128(x.as_ptr().cast()));
+                let high = _mm256_cvtepu16_epi32(_mm_loadu_si128(x.as_ptr().add(8).cast()));
+                [
+                    _mm256_castsi256_ps(_mm256_slli_epi32::<16>(low)),
+                    _mm256_castsi256_ps(_mm256_slli_epi32::<16>(high)),
+                ]
             }
         }
         #[inline(always)]
@@ -371,15 +372,15 @@ mod x86 {
         }
         #[inline(always)]
         fn exp2_integral(self, a: Self::V) -> Self::V {
-            a.map(
-                #[inline(always)]
-                |a| {
-                    pure!({
-                        let biased = _mm256_add_epi32(_mm256_cvtps_epi32(a), _mm256_set1_epi32(127));
-                        _mm256_castsi256_ps(_mm256_slli_epi32::<23>(biased))
-                    })
-                },
-            )
+            pure!({
+                let bias = _mm256_set1_epi32(127);
+                let low = _mm256_add_epi32(_mm256_cvtps_epi32(a[0]), bias);
+                let high = _mm256_add_epi32(_mm256_cvtps_epi32(a[1]), bias);
+                [
+                    _mm256_castsi256_ps(_mm256_slli_epi32::<23>(low)),
+                    _mm256_castsi256_ps(_mm256_slli_epi32::<23>(high)),
+                ]
+            })
         }
         #[inline(always)]
         fn select_lt(self, a: Self::V, b: Self::V, x: Self::V, y: Self::V) -> Self::V {
