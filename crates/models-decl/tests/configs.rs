@@ -1,20 +1,174 @@
 //! Every shipped configuration loads and passes the validator on the machine that it is for.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-use laneway_models_decl::load_deployment;
-use laneway_plan::{DeviceInventory, Sources, render};
+use laneway_models_decl::{Validated, load_deployment};
+use laneway_plan::deployment::Placement::{Auto, Chain, Lane};
+use laneway_plan::deployment::{MpsMode, Placement};
+use laneway_plan::violation::{Reason, Violation};
+use laneway_plan::worker_plan::{Direction, EdgeKind, RemoteEdge};
+use laneway_plan::{DeviceInventory, Sources, WorkerPlan, render};
 
-fn configs() -> PathBuf {
+/// (rank, placement) of Talker, Codec and, where there is one, RefEncoder.
+type Homes = &'static [(u32, Placement)];
+
+const SHIPPED: &[(&str, Homes)] = &[
+    ("demo.yaml", &[(0, Chain), (0, Lane(1))]),
+    ("split-demo.yaml", &[(0, Chain), (1, Chain)]),
+    ("0.6b-chain.yaml", &[(0, Chain), (0, Chain)]),
+    ("0.6b-lane.yaml", &[(0, Chain), (0, Lane(1))]),
+    ("0.6b-auto.yaml", &[(0, Chain), (0, Auto(1))]),
+    ("1.7b-chain.yaml", &[(0, Chain), (0, Chain)]),
+    ("1.7b-lane.yaml", &[(0, Chain), (0, Lane(1))]),
+    ("1.7b-auto.yaml", &[(0, Chain), (0, Auto(1))]),
+    ("voice-design.yaml", &[(0, Chain), (0, Auto(1))]),
+    ("voice-clone.yaml", &[(0, Chain), (0, Lane(1)), (0, Lane(2))]),
+    ("split.yaml", &[(0, Chain), (1, Chain)]),
+    ("split-mps.yaml", &[(0, Chain), (1, Chain)]),
+];
+
+fn directory() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../configs")
 }
 
-#[test]
-fn demo() {
+/// A 4 GB machine for the CPU configurations, one H200 for the others.
+fn check(file: &str, flags: &[&str]) -> Result<Validated, Vec<Violation>> {
+    let flags = flags.iter().map(|&flag| flag.to_owned()).collect();
     let sources = Sources {
         environment: Vec::new(),
-        ..Sources::read(&configs().join("demo.yaml"), Vec::new())
+        ..Sources::read(&directory().join(file), flags)
     };
-    let validated = load_deployment(&sources, Some(&DeviceInventory::cpu(4 << 30)));
-    validated.unwrap_or_else(|violations| panic!("{}", render(&violations)));
+    let inventory = match file.contains("demo") {
+        true => DeviceInventory::cpu(4_000_000_000),
+        false => DeviceInventory::h200(1),
+    };
+    load_deployment(&sources, Some(&inventory))
+}
+
+fn accepted(file: &str, flags: &[&str]) -> Validated {
+    check(file, flags).unwrap_or_else(|violations| panic!("{file}: {}", render(&violations)))
+}
+
+#[test]
+fn every_shipped_configuration_is_accepted() {
+    for (file, homes) in SHIPPED {
+        let nodes = accepted(file, &[]).deployment.nodes;
+        let found: Vec<_> = nodes.iter().map(|node| (node.ranks[0], node.placement)).collect();
+        assert_eq!(found, *homes, "{file}");
+    }
+}
+
+#[test]
+fn every_file_is_in_the_list() {
+    let files = std::fs::read_dir(directory())
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    let listed = SHIPPED.iter().map(|(file, _)| (*file).to_owned());
+    assert_eq!(files.collect::<BTreeSet<_>>(), listed.collect());
+}
+
+#[test]
+fn the_gpu_configurations_also_run_on_random_weights() {
+    for (file, preset) in [
+        ("0.6b-lane.yaml", "0.6b-custom_voice"),
+        ("voice-clone.yaml", "1.7b-base"),
+        ("split-mps.yaml", "1.7b-custom_voice"),
+    ] {
+        let model_config = format!("model_config={preset}");
+        let flags = ["weights=random:7", &model_config];
+        assert_eq!(
+            accepted(file, &flags).declaration,
+            accepted(file, &[]).declaration
+        );
+    }
+}
+
+#[test]
+fn the_split_sends_frames_from_worker_to_worker() {
+    for file in ["split-demo.yaml", "split.yaml", "split-mps.yaml"] {
+        let Validated {
+            deployment,
+            declaration,
+            ..
+        } = accepted(file, &[]);
+        let edges = |rank| {
+            WorkerPlan::for_rank(&deployment, &declaration, rank)
+                .unwrap()
+                .remote_edges
+        };
+        let edge = |direction, peer_rank| RemoteEdge {
+            edge: "codes".to_owned(),
+            kind: EdgeKind::Stream,
+            direction,
+            peer_rank,
+        };
+        assert_eq!(edges(0), [edge(Direction::To, 1)], "{file}");
+        assert_eq!(edges(1), [edge(Direction::From, 0)], "{file}");
+    }
+    let split = accepted("split-mps.yaml", &[]).deployment;
+    assert_eq!(
+        (split.mps, split.ranks[1].active_thread_percentage),
+        (MpsMode::Required, Some(30))
+    );
+}
+
+/// The rules hold for the real model too: what each change of a shipped configuration is refused for.
+#[test]
+fn changes_that_no_lane_can_serve_are_refused() {
+    use Reason::*;
+    let talker_on_a_lane: &[Reason] = &[
+        LaneWalkIsGraph,
+        LaneChainPostprocessing,
+        LaneWithoutChain,
+        LaneNeverScheduled,
+        LaneStagesHostRows,
+    ];
+    let cases: &[(&str, &[&str], &[Reason])] = &[
+        ("demo.yaml", &["node_groups.0.lane=2"], talker_on_a_lane),
+        (
+            "1.7b-auto.yaml",
+            &["node_groups.0.lane=auto", "node_groups.0.lane_id=2"],
+            talker_on_a_lane,
+        ),
+        ("split-demo.yaml", &["node_groups.1.lane=1"], &[LaneWithoutChain]),
+        ("1.7b-lane.yaml", &["node_groups.1.sms=30"], &[SmPartition]),
+        (
+            "1.7b-lane.yaml",
+            &["resources.talker_kv.pages=80000"],
+            &[DeviceMemoryExceeded],
+        ),
+        (
+            "1.7b-lane.yaml",
+            &["node_groups.1.memory=1GB"],
+            &[LaneMemoryExceeded],
+        ),
+        ("1.7b-lane.yaml", &["max_seq_len=40000"], &[SequenceTooLong]),
+        ("voice-clone.yaml", &["node_groups.2.lane=3"], &[LaneIdSkips]),
+        (
+            "1.7b-lane.yaml",
+            &["weights=hf://Qwen/Qwen3-TTS-12Hz-1.7B-Base"],
+            &[NodeUnassigned],
+        ),
+        ("demo.yaml", &["model=qwen4_tts"], &[UnknownModel]),
+        ("demo.yaml", &["weights=random:7"], &[ModelConfigRequired]),
+        (
+            "1.7b-lane.yaml",
+            &["weights=hf://someone/fine-tune"],
+            &[ModelConfigRequired],
+        ),
+        ("1.7b-lane.yaml", &["model_config=1.7b"], &[ModelConfigInvalid]),
+        ("demo.yaml", &["weights=nowhere/at/all"], &[ModelConfigInvalid]),
+        ("demo.yaml", &["model_config=1.7b-base"], &[ModelConfigUnused]),
+    ];
+    for (file, flags, expected) in cases {
+        let violations = check(file, flags).expect_err(file);
+        let found: BTreeSet<Reason> = violations.iter().map(|violation| violation.reason).collect();
+        assert_eq!(
+            found,
+            expected.iter().copied().collect(),
+            "{file} {flags:?}: {}",
+            render(&violations)
+        );
+    }
 }

@@ -13,6 +13,8 @@ pub mod inventory;
 pub mod load;
 mod placement;
 pub mod raw;
+#[cfg(test)]
+mod test_support;
 pub mod violation;
 pub mod worker_plan;
 

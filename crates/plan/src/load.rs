@@ -20,6 +20,8 @@ use crate::violation::{Location, Reason, Violation};
 use de::Misfit;
 use layers::Layers;
 use tree::KeyPath;
+#[cfg(test)]
+use tree::Tree;
 
 /// Prefix of the environment variables that override the file.
 pub const ENVIRONMENT_PREFIX: &str = "LANEWAY__";
@@ -151,16 +153,17 @@ fn describe(error: &de::Error) -> Violation {
 /// The nearest of `known`, if any is near, and all of them.
 pub(crate) fn suggest<'a>(unknown: &str, known: impl Iterator<Item = &'a str>, what: &str) -> String {
     let known: Vec<&str> = known.collect();
-    let lowered = unknown.to_lowercase();
-    let score = |name: &&str| strsim::jaro_winkler(&lowered, &name.to_lowercase());
-    let nearest = known.iter().copied().max_by(|a, b| score(a).total_cmp(&score(b)));
+    let distance = |name: &str| strsim::damerau_levenshtein(&unknown.to_lowercase(), &name.to_lowercase());
+    let nearest = known.iter().copied().min_by_key(|name| distance(name));
     let all = known
         .iter()
         .map(|name| format!("`{name}`"))
         .collect::<Vec<_>>()
         .join(", ");
     match nearest {
-        Some(nearest) if score(&nearest) > 0.7 => format!("write `{nearest}`; the {what} are {all}"),
+        Some(nearest) if 2 * distance(nearest) <= nearest.len() => {
+            format!("write `{nearest}`; the {what} are {all}")
+        }
         Some(_) => format!("the {what} are {all}"),
         None => format!("there are no {what} to choose from"),
     }

@@ -4,6 +4,9 @@
 //! The caller has matched the configuration's groups with the model's nodes; every node here exists. Several
 //! nodes on one lane of one worker take turns on one stream and may share what they like.
 
+#[cfg(test)]
+mod tests;
+
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::declaration::{ModelDeclaration, NodeDecl, ResourceReport, WalkDecl, WalkKind};

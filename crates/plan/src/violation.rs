@@ -1,5 +1,8 @@
 //! What is wrong with a configuration: reason, place, and what to write instead.
 
+#[cfg(test)]
+mod tests;
+
 use std::fmt;
 use std::path::PathBuf;
 

@@ -1,5 +1,8 @@
 //! What the engine-manager hands a worker: everything it needs to build its nodes, lanes and resources.
 
+#[cfg(test)]
+mod tests;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 

@@ -236,7 +236,7 @@ fn partition_problem(device: &DeviceSpec, sms: u32) -> Option<(String, String)> 
         ));
     }
     let largest = device.sms / step * step;
-    if sms % step == 0 && sms <= largest {
+    if sms.is_multiple_of(step) && sms <= largest {
         return None;
     }
     let below = (sms / step * step).min(largest);

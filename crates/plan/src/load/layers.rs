@@ -137,12 +137,15 @@ impl Layers {
         };
         self.lines = text.lines().map(str::to_owned).collect();
 
+        let empty = || Tree::Map(BTreeMap::new());
         let (tree, positions, faults) = match yaml::parse(text) {
             Ok(yaml::Parsed {
                 tree: tree @ Tree::Map(_),
                 positions,
                 faults,
             }) => (tree, positions, faults),
+            // What is missing from an empty file is reported key by key.
+            Ok(yaml::Parsed { tree: Tree::Null, .. }) => (empty(), Vec::new(), Vec::new()),
             Ok(_) => {
                 let fault = yaml::Fault {
                     reason: Reason::InvalidValue,
@@ -152,11 +155,11 @@ impl Layers {
                     remedy: "begin with `model: …`",
                 };
                 self.broken = true;
-                (Tree::Map(BTreeMap::new()), Vec::new(), vec![fault])
+                (empty(), Vec::new(), vec![fault])
             }
             Err(fault) => {
                 self.broken = true;
-                (Tree::Map(BTreeMap::new()), Vec::new(), vec![fault])
+                (empty(), Vec::new(), vec![fault])
             }
         };
         for (path, position) in positions {

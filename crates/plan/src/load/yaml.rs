@@ -41,7 +41,7 @@ pub(crate) struct Parsed {
     pub(crate) faults: Vec<Fault>,
 }
 
-/// Parse one document.
+/// Parse one document; an empty one is null.
 pub(crate) fn parse(text: &str) -> Result<Parsed, Fault> {
     let mut reader = Reader {
         parser: Parser::new_from_str(text),
@@ -51,16 +51,10 @@ pub(crate) fn parse(text: &str) -> Result<Parsed, Fault> {
     let root = KeyPath::default();
     let tree = loop {
         match reader.next(&root)? {
-            (Event::StreamEnd, _) => break Tree::Map(BTreeMap::new()),
+            (Event::StreamEnd, _) => break Tree::Null,
             (Event::StreamStart | Event::DocumentStart(_) | Event::Nothing, _) => {}
             (event, at) => break reader.value(event, at, &root, 0)?,
         }
-    };
-    // An empty document is an empty mapping: what is missing is reported key by key.
-    let tree = if tree == Tree::Null {
-        Tree::Map(BTreeMap::new())
-    } else {
-        tree
     };
     loop {
         match reader.next(&root)? {
