@@ -254,7 +254,7 @@ fn pools(config: &EngineConfig, declaration: &ModelDeclaration) -> Result<Vec<Po
             declaration
                 .nodes
                 .iter()
-                .any(|node| node.name == placed.node && node.resources.iter().any(|key| *key == resource.key))
+                .any(|node| node.name == placed.node && node.resources.contains(&resource.key))
         });
         let Some(owner) = owners.next() else { continue };
         if let Some(second) = owners.next() {

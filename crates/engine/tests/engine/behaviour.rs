@@ -1,0 +1,429 @@
+//! What callers rely on, one behaviour a test.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use laneway_engine::node::FinishReason;
+use laneway_engine::{FailureKind, Health, Limits, OutputEvent, PushError, SubmitError};
+
+use crate::support::*;
+
+fn check(config: RigConfig, requests: &[FakeRequest]) {
+    let rig = Rig::start(config);
+    let mut streams: Vec<_> = requests
+        .iter()
+        .enumerate()
+        .map(|(index, request)| rig.submit(&index.to_string(), request.clone()))
+        .collect();
+    for (stream, request) in streams.iter_mut().zip(requests) {
+        rig.collect(stream).assert_finished(request);
+    }
+    rig.wait_until_empty();
+    rig.device.sanitizer.assert_clean();
+}
+
+fn on_chain() -> RigConfig {
+    RigConfig {
+        nodes: vec![("Talker", 0), ("Codec", 0)],
+        ..RigConfig::default()
+    }
+}
+
+#[test]
+fn one_request_alone() {
+    check(RigConfig::default(), &[FakeRequest::new(1, 20)]);
+}
+
+#[test]
+fn eight_together_make_what_each_makes_alone() {
+    let requests: Vec<_> = (0..8).map(|seed| FakeRequest::new(seed, 5 + 3 * seed)).collect();
+    check(RigConfig::default(), &requests);
+}
+
+#[test]
+fn the_codec_on_the_chain_makes_the_same() {
+    let requests: Vec<_> = (0..8).map(|seed| FakeRequest::new(seed, 5 + 3 * seed)).collect();
+    check(on_chain(), &requests);
+}
+
+#[test]
+fn an_end_token_ends_without_an_item() {
+    let request = FakeRequest {
+        end_token: true,
+        ..FakeRequest::new(3, 9)
+    };
+    check(RigConfig::default(), &[request.clone(), request]);
+}
+
+#[test]
+fn more_requests_than_rows_take_turns() {
+    let config = RigConfig {
+        max_rows: 2,
+        ..RigConfig::default()
+    };
+    let requests: Vec<_> = (0..8).map(|seed| FakeRequest::new(seed, 12)).collect();
+    check(config, &requests);
+}
+
+#[test]
+fn more_requests_than_pages_wait_their_turn() {
+    let config = RigConfig {
+        pages: 12,
+        ..RigConfig::default()
+    };
+    let requests: Vec<_> = (0..12).map(|seed| FakeRequest::new(seed, 12)).collect();
+    check(config, &requests);
+}
+
+/// Windows by policy: the first, the ramp, steady ones, and what is left at the end.
+#[test]
+fn windows_follow_the_chunk_policy() {
+    let rig = Rig::start(RigConfig::default());
+    let collected = rig.run("a", FakeRequest::new(1, 13));
+    assert_eq!(collected.windows, [1, 2, 4, 4, 2]);
+    let mut other = submission("b", FakeRequest::new(1, 13));
+    other.chunk = Some(laneway_plan::declaration::ChunkPolicy {
+        first: 3,
+        ramp: vec![],
+        steady: 8,
+    });
+    let mut stream = rig.handle.submit(other).unwrap();
+    assert_eq!(rig.collect(&mut stream).windows, [3, 8, 2]);
+}
+
+#[test]
+fn a_reference_is_encoded_once_and_primes_the_codec() {
+    for nodes in [
+        vec![("Talker", 0), ("Codec", 1), ("RefEncoder", 2)],
+        vec![("Talker", 0), ("Codec", 1), ("RefEncoder", 1)],
+        vec![("Talker", 0), ("Codec", 0), ("RefEncoder", 0)],
+    ] {
+        let rig = Rig::start(RigConfig {
+            nodes,
+            ..RigConfig::default()
+        });
+        let requests: Vec<_> = (0..5)
+            .map(|seed| FakeRequest {
+                reference: if seed == 3 { 0 } else { 7 + 5 * seed },
+                ..FakeRequest::new(seed, 10)
+            })
+            .collect();
+        let mut streams: Vec<_> = requests
+            .iter()
+            .enumerate()
+            .map(|(index, request)| rig.submit(&index.to_string(), request.clone()))
+            .collect();
+        for (stream, request) in streams.iter_mut().zip(&requests) {
+            let collected = rig.collect(stream);
+            collected.assert_finished(request);
+            assert_eq!(collected.results, usize::from(request.reference > 0));
+        }
+        rig.device.sanitizer.assert_clean();
+    }
+}
+
+#[test]
+fn a_result_in_hand_skips_the_encoder() {
+    let rig = Rig::start(RigConfig {
+        nodes: vec![("Talker", 0), ("Codec", 1), ("RefEncoder", 2)],
+        ..RigConfig::default()
+    });
+    let request = FakeRequest {
+        reference: 6,
+        ..FakeRequest::new(2, 6)
+    };
+    let mut cached = submission("a", request.clone());
+    cached.results = vec![(
+        "reference".into(),
+        Arc::new(Reference(request.reference_items())) as _,
+    )];
+    let mut stream = rig.handle.submit(cached).unwrap();
+    let collected = rig.collect(&mut stream);
+    collected.assert_finished(&request);
+    assert_eq!((collected.results, rig.steps("ref_encode")), (0, 0));
+}
+
+/// A Talker worker sends items out, a Codec worker takes them in: the same samples as in one worker.
+#[test]
+fn two_workers_make_what_one_makes() {
+    let talker = Rig::start(RigConfig {
+        nodes: vec![("Talker", 0)],
+        ..RigConfig::default()
+    });
+    let codec = Rig::start(RigConfig {
+        nodes: vec![("Codec", 0)],
+        ..RigConfig::default()
+    });
+    let request = FakeRequest::new(4, 23);
+    let mut items = talker.submit("a", request.clone());
+    let mut samples = codec.submit("a", request.clone());
+    let mut collected = Collected::default();
+    let reason = loop {
+        match talker.next(&mut items).expect("a terminal event comes first") {
+            OutputEvent::Items { items, .. } => {
+                while let Err(error) = codec.handle.push_items("a", &items) {
+                    assert!(matches!(error, PushError::Full { .. }), "{error}");
+                    collected.add(codec.next(&mut samples).expect("a full edge makes windows"));
+                }
+            }
+            OutputEvent::Finished { reason, .. } => break reason,
+            OutputEvent::Failed(failure) => panic!("{failure}"),
+            _ => {}
+        }
+    };
+    codec.handle.end_items("a", reason).unwrap();
+    while let Some(event) = codec.next(&mut samples) {
+        collected.add(event);
+    }
+    collected.assert_finished(&request);
+    assert_eq!(
+        codec.handle.push_items("a", &[]),
+        Err(PushError::UnknownRequest("a".into()))
+    );
+    codec.wait_until_empty();
+    talker.wait_until_empty();
+}
+
+#[test]
+fn pushing_is_bounded_and_checked() {
+    let codec = Rig::start(RigConfig {
+        nodes: vec![("Codec", 0)],
+        ..RigConfig::default()
+    });
+    codec.device.gate("chain").close();
+    let _stream = codec.submit("a", FakeRequest::new(1, 40));
+    let item: Arc<[i32]> = vec![0; model::WORDS].into();
+    let many = vec![item.clone(); model::CAPACITY as usize];
+    codec.handle.push_items("a", &many).unwrap();
+    let error = codec.handle.push_items("a", &[item]).unwrap_err();
+    assert!(
+        matches!(
+            error,
+            PushError::Full {
+                held: 16,
+                capacity: 16,
+                ..
+            }
+        ),
+        "{error}"
+    );
+    let error = codec.handle.push_items("a", &[vec![0; 3].into()]).unwrap_err();
+    assert_eq!(error, PushError::ItemWords { got: 3, want: 4 });
+    codec.handle.end_items("a", FinishReason::Stop).unwrap();
+    let error = codec.handle.push_items("a", &many).unwrap_err();
+    assert_eq!(error, PushError::Closed("a".into()));
+}
+
+#[test]
+fn a_stop_flushes_what_was_made() {
+    let rig = Rig::start(RigConfig::default());
+    let request = FakeRequest::new(1, 200);
+    let mut stream = rig.submit("a", request.clone());
+    let mut collected = Collected::default();
+    while collected.samples.is_empty() {
+        collected.add(rig.next(&mut stream).unwrap());
+    }
+    stream.stop();
+    while let Some(event) = rig.next(&mut stream) {
+        collected.add(event);
+    }
+    let (reason, stats) = collected.finished.clone().unwrap();
+    assert_eq!(reason, FinishReason::Stopped);
+    assert_eq!(stats.items as usize, collected.samples.len());
+    assert!(stats.items < 200, "it ended early");
+    collected.assert_samples(&request);
+    rig.wait_until_empty();
+}
+
+#[test]
+fn a_stop_before_admission_finishes_at_once() {
+    let rig = Rig::start(RigConfig {
+        limits: Limits {
+            max_running: 1,
+            ..RigConfig::default().limits
+        },
+        ..RigConfig::default()
+    });
+    rig.device.gate("chain").close();
+    let _first = rig.submit("a", FakeRequest::new(1, 20));
+    let mut second = rig.submit("b", FakeRequest::new(2, 20));
+    second.stop();
+    let collected = rig.collect(&mut second);
+    assert_eq!(collected.finished.unwrap().0, FinishReason::Stopped);
+}
+
+#[test]
+fn a_kill_and_a_listener_that_leaves_free_everything() {
+    let rig = Rig::start(RigConfig::default());
+    let mut stream = rig.submit("a", FakeRequest::new(1, 500));
+    let leaver = rig.submit("b", FakeRequest::new(2, 500));
+    while !matches!(rig.next(&mut stream), Some(OutputEvent::Samples { .. })) {}
+    rig.handle.canceller("a").unwrap().kill();
+    drop(leaver);
+    rig.collect(&mut stream).assert_failed(FailureKind::Cancelled);
+    rig.wait_until_empty();
+    assert_eq!(rig.stats().cancelled, 2);
+    assert!(rig.handle.canceller("a").is_none());
+}
+
+#[test]
+fn a_deadline_ends_a_request() {
+    let rig = Rig::start(RigConfig::default());
+    rig.device.gate("chain").close();
+    let mut late = submission("a", FakeRequest::new(1, 500));
+    late.deadline = Some(Instant::now() + Duration::from_millis(50));
+    let mut stream = rig.handle.submit(late).unwrap();
+    rig.collect(&mut stream)
+        .assert_failed(FailureKind::DeadlineExceeded);
+    rig.device.gate("chain").open();
+    rig.wait_until_empty();
+}
+
+#[test]
+fn a_listener_that_takes_nothing_is_ended_and_keeps_nobody_waiting() {
+    let limits = Limits {
+        output_events: 3,
+        listener_stall: Duration::from_millis(200),
+        ..RigConfig::default().limits
+    };
+    let rig = Rig::start(RigConfig {
+        limits,
+        ..RigConfig::default()
+    });
+    let idle = rig.submit("idle", FakeRequest::new(1, 200));
+    let request = FakeRequest::new(2, 60);
+    rig.run("busy", request.clone()).assert_finished(&request);
+    let mut idle = idle;
+    eventually("the idle request is ended", || rig.stats().failed == 1);
+    let collected = rig.collect(&mut idle);
+    collected.assert_failed(FailureKind::ListenerStalled);
+    collected.assert_samples(&FakeRequest::new(1, 200));
+    rig.wait_until_empty();
+}
+
+/// A slow listener parks its request and loses nothing.
+#[test]
+fn a_slow_listener_gets_everything() {
+    let limits = Limits {
+        output_events: 1,
+        ..RigConfig::default().limits
+    };
+    for nodes in [
+        vec![("Talker", 0), ("Codec", 1)],
+        vec![("Talker", 0), ("Codec", 0)],
+    ] {
+        let rig = Rig::start(RigConfig {
+            limits: limits.clone(),
+            nodes,
+            ..RigConfig::default()
+        });
+        let request = FakeRequest::new(1, 60);
+        let mut stream = rig.submit("a", request.clone());
+        eventually("its producer parks", || rig.stats().parks > 0);
+        rig.collect(&mut stream).assert_finished(&request);
+    }
+}
+
+#[test]
+fn what_never_fits_is_refused_at_once() {
+    let rig = Rig::start(RigConfig::default());
+    let refuse = |id: &str, request: FakeRequest| rig.handle.submit(submission(id, request)).unwrap_err();
+    let error = refuse("a", FakeRequest::new(1, 100_000));
+    assert!(
+        matches!(&error, SubmitError::Invalid(row) if row.message.contains("talker_kv")),
+        "{error}"
+    );
+    let mut wide = submission("a", FakeRequest::new(1, 5));
+    wide.chunk = Some(laneway_plan::declaration::ChunkPolicy {
+        first: 9,
+        ramp: vec![],
+        steady: 1,
+    });
+    let error = rig.handle.submit(wide).unwrap_err();
+    assert!(
+        matches!(&error, SubmitError::Invalid(row) if row.field.as_deref() == Some("chunk")),
+        "{error}"
+    );
+}
+
+#[test]
+fn more_than_may_wait_is_refused_at_once_and_ids_are_unique() {
+    let rig = Rig::start(RigConfig {
+        limits: Limits {
+            max_running: 2,
+            max_queue: 1,
+            ..RigConfig::default().limits
+        },
+        ..RigConfig::default()
+    });
+    rig.device.gate("chain").close();
+    let requests: Vec<_> = (0..3)
+        .map(|index| rig.submit(&index.to_string(), FakeRequest::new(index, 5)))
+        .collect();
+    let again = rig
+        .handle
+        .submit(submission("1", FakeRequest::new(1, 5)))
+        .unwrap_err();
+    assert!(matches!(again, SubmitError::DuplicateId(_)), "{again}");
+    let more = rig
+        .handle
+        .submit(submission("3", FakeRequest::new(1, 5)))
+        .unwrap_err();
+    assert!(matches!(more, SubmitError::QueueFull { live: 3, .. }), "{more}");
+    rig.device.gate("chain").open();
+    for (mut stream, seed) in requests.into_iter().zip(0..) {
+        rig.collect(&mut stream)
+            .assert_finished(&FakeRequest::new(seed, 5));
+    }
+    rig.run("1", FakeRequest::new(7, 5))
+        .assert_finished(&FakeRequest::new(7, 5));
+}
+
+#[test]
+fn a_drain_finishes_what_runs_and_takes_nothing_new() {
+    let rig = Rig::start(RigConfig::default());
+    let chain = rig.device.gate("chain");
+    chain.close();
+    let request = FakeRequest::new(1, 30);
+    let mut stream = rig.submit("a", request.clone());
+    let engine = rig.engine.as_ref().unwrap();
+    assert_eq!(engine.drain(Duration::from_millis(1)), 1);
+    assert_eq!(*rig.handle.health().borrow(), Health::Draining);
+    let error = rig.handle.submit(submission("b", request.clone())).unwrap_err();
+    assert!(matches!(error, SubmitError::Draining), "{error}");
+    chain.open();
+    assert_eq!(engine.drain(PATIENCE), 0);
+    rig.collect(&mut stream).assert_finished(&request);
+}
+
+#[test]
+fn dropping_the_engine_ends_what_is_left() {
+    let mut rig = Rig::start(RigConfig::default());
+    let mut stream = rig.submit("a", FakeRequest::new(1, 100));
+    rig.device.gate("lane1").close();
+    let mut held = rig.submit("b", FakeRequest::new(1, 200));
+    rig.device.gate("lane1").open();
+    rig.engine = None;
+    assert_eq!(rig.collect(&mut stream).terminals, 1);
+    rig.collect(&mut held).assert_failed(FailureKind::Unavailable);
+    let error = rig
+        .handle
+        .submit(submission("c", FakeRequest::new(1, 5)))
+        .unwrap_err();
+    assert!(matches!(error, SubmitError::Stopped(_)), "{error}");
+    assert_eq!(*rig.handle.health().borrow(), Health::Stopped);
+}
+
+#[test]
+fn an_engine_gives_its_memory_back() {
+    let device = FakeDevice::new();
+    let before = laneway_device::Device::facts(&*device).used_bytes;
+    {
+        let rig = Rig::start_on(device.clone(), RigConfig::default());
+        assert!(laneway_device::Device::facts(&*device).used_bytes > before);
+        rig.run("a", FakeRequest::new(1, 20));
+    }
+    eventually("the memory is back", || {
+        laneway_device::Device::facts(&*device).used_bytes == before
+    });
+}

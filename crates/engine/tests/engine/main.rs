@@ -1,0 +1,6 @@
+//! The engine as its callers and its nodes see it, on the CPU device under the stream sanitizer.
+#![allow(clippy::unwrap_used)] // Tests.
+
+mod behaviour;
+mod invariants;
+mod support;
