@@ -3,8 +3,9 @@
 //! Rules that every implementation keeps:
 //! * **Batch invariance.** Each output element is reduced in one fixed order that depends on nothing but the
 //!   element's own inputs: not on the number of rows, the place of the row, the width of a window or the
-//!   packing of a prefill. `Gemm` and `Conv` reduce over k ascending (tap-major for `Conv`), attention over
-//!   keys in position order from the oldest visible one, norms and sums over the row ascending.
+//!   packing of a prefill. `Gemm` and `Conv` reduce over k ascending (tap-major for `Conv`). Attention takes keys
+//!   in position order from the oldest visible one. Norms, dot products over a head and softmax sums may use a
+//!   fixed pattern of lanes that depends on nothing but the index inside the row.
 //! * Activations are f32 row-major `[rows, width]`, contiguous unless a stride is named; index operands are
 //!   i32. Weights may be bf16 (widened exactly) or f32; every accumulation is f32.
 //! * Time runs along rows: a sequence of `[time, channels]`, several sequences packed one behind the other.
@@ -179,7 +180,8 @@ pub struct KvCache {
 }
 
 /// Split a fused `[q | k | v]` row, norm q and k per head (when weights are given), rotate both (half-split),
-/// write k and v to the cache at the row's position, and hand out q.
+/// write k and v to the cache at the row's position, and hand out q. A row with a negative sequence or position
+/// is padding: nothing is written to the cache and its q is zeros.
 #[derive(Debug, Clone)]
 pub struct QkvRope {
     /// Input `[rows, (heads + 2 * kv_heads) * head_dim]`.
@@ -207,7 +209,7 @@ pub struct QkvRope {
 }
 
 /// Causal attention over the cache: row r sees keys `max(0, p - window + 1) ..= p` of its sequence, scale
-/// `head_dim^-0.5`, grouped queries. Prefill and decode alike.
+/// `head_dim^-0.5`, grouped queries. Prefill and decode alike. A padding row (see [`QkvRope`]) gives zeros.
 #[derive(Debug, Clone)]
 pub struct Attention {
     /// Queries `[rows, heads * head_dim]`.
@@ -251,7 +253,7 @@ pub struct SampleRow {
     pub eos: i32,
     /// 1: `eos` is banned in this step.
     pub ban_eos: u32,
-    /// State slot of the seen set.
+    /// State slot of the seen set; -1: this row has none.
     pub slot: i32,
     /// 0.
     pub reserved: [u32; 2],
@@ -265,7 +267,8 @@ impl SampleRow {
 /// Processors and sampling, wholly on the device. Order: repetition penalty over the seen set (z<0 ? z*p :
 /// z/p), eos ban, ids outside `0..live` (but `extra_live` and the row's eos) banned, temperature, top-k (ties
 /// with the k-th stay), top-p (smallest set of highest probabilities reaching it, at least one), then
-/// arg max of `z + gumbel(seed, frame, group, id)` (greedy: of z); ties go to the lower id. Random numbers:
+/// arg max of `z + gumbel(seed, frame, group, id)` (greedy: of z, and no temperature, top-k or top-p before it,
+/// which cannot change it); ties go to the lower id. Random numbers:
 /// Philox4x32-10, key = seed, counter = (id, frame, group, 0), first word w, u = (w + 0.5) · 2^-32,
 /// gumbel = -ln(-ln u) evaluated in f64.
 #[derive(Debug, Clone)]
