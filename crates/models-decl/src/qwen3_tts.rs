@@ -48,8 +48,6 @@ pub const REFERENCE: &str = "reference";
 pub const TALKER_KV: &str = "talker_kv";
 /// Resource: seen tokens and last codes of each row.
 pub const SAMPLER: &str = "sampler";
-/// Resource: the position of each row.
-pub const POSITIONS: &str = "positions";
 /// Resource: a stream's convolution inputs and ring of keys and values.
 pub const CODEC_STATE: &str = "codec_state";
 
@@ -143,7 +141,7 @@ fn nodes(configs: &Configs, sizing: &Sizing, clones: bool) -> Vec<NodeDecl> {
         workspace_bytes_per_row: state::talker_row_bytes(configs),
         ..node(
             TALKER,
-            &[TALKER_KV, SAMPLER, POSITIONS],
+            &[TALKER_KV, SAMPLER],
             parameters.talker,
             state::talker_prefill_bytes(configs, sizing.max_prefill_tokens),
         )
@@ -209,7 +207,6 @@ fn resources(configs: &Configs, sizing: &Sizing) -> Vec<ResourceDecl> {
     vec![
         talker_kv,
         sampler,
-        pool(POSITIONS, "positions", 1),
         pool(
             CODEC_STATE,
             "state_pool",

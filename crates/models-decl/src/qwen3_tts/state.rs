@@ -43,11 +43,14 @@ pub fn codec_state_words(config: &CodecDecoderConfig, max_window: u32) -> u64 {
 }
 
 /// 4-byte words of a row's sampler state: a bit for each token of the codec vocabulary that was generated, in
-/// whole rows of a frame's codes, and the codes of the last frame as one more such row.
+/// whole rows of a frame's codes, and the codes of the last frame behind them.
 pub fn sampler_words(configs: &Configs) -> u64 {
     let stack = &configs.model.talker_config.stack;
-    let groups = stack.num_code_groups;
-    u64::from(stack.vocab_size.div_ceil(32).next_multiple_of(groups) + groups)
+    let seen = stack
+        .vocab_size
+        .div_ceil(32)
+        .next_multiple_of(stack.num_code_groups);
+    u64::from(seen + stack.num_code_groups)
 }
 
 /// Entries of one page of the Talker's cache: keys and values of every layer.
@@ -57,22 +60,27 @@ pub(super) fn talker_page_elements(configs: &Configs, page_size: u32) -> u64 {
     u64::from(stack.num_hidden_layers) * of_position * u64::from(page_size)
 }
 
-/// Workspace of one prefill step: the widest activations of a layer for every packed token, in f32.
+/// Workspace of one prefill step, in f32 for every packed token: both text projections, the residual stream
+/// and the widest activations of a layer.
 pub(super) fn talker_prefill_bytes(configs: &Configs, tokens: u32) -> u64 {
-    let stack = &configs.model.talker_config.stack;
+    let talker = &configs.model.talker_config;
+    let stack = &talker.stack;
     let q = u64::from(stack.num_attention_heads) * u64::from(stack.head_dim);
     let kv = u64::from(stack.num_key_value_heads) * u64::from(stack.head_dim);
-    let words = 3 * u64::from(stack.hidden_size) + 2 * q + 2 * kv + 3 * u64::from(stack.intermediate_size);
+    let layer = 3 * u64::from(stack.hidden_size) + 3 * q + 2 * kv + 3 * u64::from(stack.intermediate_size);
+    let words = 2 * u64::from(talker.text_hidden_size) + u64::from(stack.head_dim) + layer;
     u64::from(tokens) * words * WORD_BYTES
 }
 
-/// Workspace of one decode row: the predictor's cache of a frame, and the logits of every group.
+/// Workspace of one decode row: the predictor's cache of a frame, its activations, and the logits.
 pub(super) fn talker_row_bytes(configs: &Configs) -> u64 {
     let talker = &configs.model.talker_config;
     let predictor = &talker.code_predictor_config;
     let kv = 2 * u64::from(predictor.num_key_value_heads) * u64::from(predictor.head_dim);
     let cache = u64::from(predictor.num_hidden_layers) * kv * u64::from(predictor.num_code_groups);
-    (cache + u64::from(talker.stack.vocab_size) + u64::from(predictor.vocab_size)) * WORD_BYTES
+    let activations = 2 * u64::from(talker.stack.hidden_size) + 4 * u64::from(predictor.intermediate_size);
+    let logits = u64::from(talker.stack.vocab_size) + u64::from(predictor.vocab_size);
+    (cache + activations + logits) * WORD_BYTES
 }
 
 /// Workspace of one codec pass, in f32: two of the widest activations, a ConvNeXt block's inner one, and the

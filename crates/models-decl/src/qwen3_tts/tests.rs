@@ -104,6 +104,16 @@ fn a_codec_slot_holds_the_ring_and_every_convolutions_inputs() {
 }
 
 #[test]
+fn a_sampler_slot_is_whole_rows_of_a_frames_codes() {
+    // Nano: 40 words of bits in 3 rows of 16, and the last frame.
+    let ModelConfig::Directory(directory) = nano() else {
+        unreachable!()
+    };
+    assert_eq!(sampler_words(&Configs::read(&directory).unwrap()), 4 * 16);
+    assert_eq!(sampler_words(&presets::read("0.6b-base").unwrap()), 7 * 16);
+}
+
+#[test]
 fn weights_take_four_bytes_on_the_cpu_and_two_on_a_gpu() {
     let config = ModelConfig::Preset("0.6b-base".to_owned());
     let bytes = |device| {
