@@ -71,7 +71,7 @@ pub fn frames_from_rows(first_index: u32, words_per_frame: u32, rows: &[impl AsR
 /// The codes are not a whole number of frames, or the message has other frames than `words_per_frame` wide ones.
 pub fn rows_from_frames(frames: &v1::Frames, words_per_frame: u32) -> Result<Vec<Vec<i32>>, PayloadError> {
     let width = words_per_frame as usize;
-    if frames.words_per_frame != words_per_frame || width == 0 || frames.codes.len() % width != 0 {
+    if frames.words_per_frame != words_per_frame || width == 0 || !frames.codes.len().is_multiple_of(width) {
         return Err(PayloadError::Frames {
             codes: frames.codes.len(),
             words_per_frame,

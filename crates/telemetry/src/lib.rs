@@ -1,1 +1,12 @@
-//! laneway-telemetry
+//! Logs, traces and metrics: how they start, what they are called, how a trace crosses a process boundary.
+//!
+//! [`init`] runs once, first thing in a binary; the guard it returns flushes spans when the process ends.
+//! Libraries only emit: they use `tracing` and `metrics` with the names of [`metric`].
+
+mod exporter;
+mod init;
+pub mod metric;
+pub mod propagation;
+
+pub use exporter::{install_recorder, serve_metrics};
+pub use init::{LogFormat, TelemetryConfig, TelemetryGuard, init};

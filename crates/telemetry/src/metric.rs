@@ -1,0 +1,204 @@
+//! Every metric that Laneway exports: its name, kind, buckets and meaning.
+//!
+//! Label values come from closed sets (error-code labels, finish reasons, walk names), never from a request.
+
+/// Requests that ended, by `outcome`: `ok`, or the label of an error code.
+pub const GATEWAY_REQUESTS: &str = "laneway_gateway_requests_total";
+/// Requests turned away before they were admitted, by `reason`: the label of an error code.
+pub const GATEWAY_REFUSALS: &str = "laneway_gateway_refusals_total";
+/// Requests admitted and not ended.
+pub const GATEWAY_RUNNING: &str = "laneway_gateway_running";
+/// Of those, the ones without audio yet: the queue as callers see it.
+pub const GATEWAY_WAITING: &str = "laneway_gateway_waiting";
+/// Seconds from a request to its first audio.
+pub const GATEWAY_TTFA: &str = "laneway_gateway_ttfa_seconds";
+/// Seconds from a request to the first sample that can be heard.
+pub const GATEWAY_TTFA_AUDIBLE: &str = "laneway_gateway_ttfa_audible_seconds";
+/// Seconds between the chunks of a stream.
+pub const GATEWAY_CHUNK_INTERVAL: &str = "laneway_gateway_chunk_interval_seconds";
+/// Streams that ended with a last message, by `reason`.
+pub const GATEWAY_FINISHED: &str = "laneway_gateway_finished_total";
+/// Streams ended early, by who did it (`by`): `client`, `deadline`, `stop`, `kill`, `drain`.
+pub const GATEWAY_CANCELS: &str = "laneway_gateway_cancels_total";
+/// Requests sent to another worker before their first audio.
+pub const GATEWAY_RETRIES: &str = "laneway_gateway_retries_total";
+/// Samples of audio delivered.
+pub const GATEWAY_AUDIO_SAMPLES: &str = "laneway_gateway_audio_samples_total";
+/// Workers that take requests and can be reached.
+pub const GATEWAY_WORKERS_SERVING: &str = "laneway_gateway_workers_serving";
+
+/// Requests that wait to be admitted.
+pub const WORKER_QUEUED: &str = "laneway_worker_queued";
+/// Requests that run.
+pub const WORKER_RUNNING: &str = "laneway_worker_running";
+/// Seconds a request waited to be admitted.
+pub const WORKER_QUEUE_WAIT: &str = "laneway_worker_queue_wait_seconds";
+/// Seconds of one step, by `lane` and `walk`.
+pub const WORKER_STEP: &str = "laneway_worker_step_seconds";
+/// Rows of one step, by `lane` and `walk`.
+pub const WORKER_STEP_ROWS: &str = "laneway_worker_step_rows";
+/// Slots or pages in use, by `resource`.
+pub const WORKER_RESOURCE_USED: &str = "laneway_worker_resource_used";
+/// Slots or pages in all, by `resource`.
+pub const WORKER_RESOURCE_CAPACITY: &str = "laneway_worker_resource_capacity";
+/// Requests that ended, by `outcome`: a finish reason, or the label of an error code.
+pub const WORKER_FINISHED: &str = "laneway_worker_finished_total";
+
+/// Registered workers by `state`.
+pub const MANAGER_WORKERS: &str = "laneway_manager_workers";
+
+/// Bounds of latencies that a listener feels, seconds. Dense around 0.1, where waiting starts to be noticed.
+pub const LATENCY_SECONDS: &[f64] = &[
+    0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 2.0, 5.0, 10.0, 30.0,
+];
+/// Bounds of one step, seconds. A frame lasts 0.08: a step beyond it cannot keep up.
+pub const STEP_SECONDS: &[f64] = &[
+    0.0005, 0.001, 0.002, 0.003, 0.005, 0.008, 0.012, 0.02, 0.03, 0.05, 0.08, 0.16, 0.5, 2.0,
+];
+/// Bounds of the rows of one step.
+pub const ROWS: &[f64] = &[1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0];
+
+/// What a metric is.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Kind {
+    /// Only grows.
+    Counter,
+    /// Goes up and down.
+    Gauge,
+    /// A histogram with these bounds.
+    Histogram(&'static [f64]),
+}
+
+/// One row of [`METRICS`].
+#[derive(Debug, Clone, Copy)]
+pub struct Metric {
+    /// Exported name.
+    pub name: &'static str,
+    /// What it is.
+    pub kind: Kind,
+    /// Help text.
+    pub help: &'static str,
+}
+
+const fn metric(name: &'static str, kind: Kind, help: &'static str) -> Metric {
+    Metric { name, kind, help }
+}
+
+/// Every metric.
+pub const METRICS: &[Metric] = &[
+    metric(
+        GATEWAY_REQUESTS,
+        Kind::Counter,
+        "Requests that ended, by outcome.",
+    ),
+    metric(
+        GATEWAY_REFUSALS,
+        Kind::Counter,
+        "Requests turned away before they were admitted, by reason.",
+    ),
+    metric(GATEWAY_RUNNING, Kind::Gauge, "Requests admitted and not ended."),
+    metric(
+        GATEWAY_WAITING,
+        Kind::Gauge,
+        "Requests admitted and without audio yet.",
+    ),
+    metric(
+        GATEWAY_TTFA,
+        Kind::Histogram(LATENCY_SECONDS),
+        "Seconds from a request to its first audio.",
+    ),
+    metric(
+        GATEWAY_TTFA_AUDIBLE,
+        Kind::Histogram(LATENCY_SECONDS),
+        "Seconds from a request to the first sample that can be heard.",
+    ),
+    metric(
+        GATEWAY_CHUNK_INTERVAL,
+        Kind::Histogram(LATENCY_SECONDS),
+        "Seconds between the chunks of a stream.",
+    ),
+    metric(
+        GATEWAY_FINISHED,
+        Kind::Counter,
+        "Streams that ended with a last message, by reason.",
+    ),
+    metric(
+        GATEWAY_CANCELS,
+        Kind::Counter,
+        "Streams ended early, by who did it.",
+    ),
+    metric(
+        GATEWAY_RETRIES,
+        Kind::Counter,
+        "Requests sent to another worker before their first audio.",
+    ),
+    metric(
+        GATEWAY_AUDIO_SAMPLES,
+        Kind::Counter,
+        "Samples of audio delivered.",
+    ),
+    metric(
+        GATEWAY_WORKERS_SERVING,
+        Kind::Gauge,
+        "Workers that take requests and can be reached.",
+    ),
+    metric(WORKER_QUEUED, Kind::Gauge, "Requests that wait to be admitted."),
+    metric(WORKER_RUNNING, Kind::Gauge, "Requests that run."),
+    metric(
+        WORKER_QUEUE_WAIT,
+        Kind::Histogram(LATENCY_SECONDS),
+        "Seconds a request waited to be admitted.",
+    ),
+    metric(
+        WORKER_STEP,
+        Kind::Histogram(STEP_SECONDS),
+        "Seconds of one step, by lane and walk.",
+    ),
+    metric(
+        WORKER_STEP_ROWS,
+        Kind::Histogram(ROWS),
+        "Rows of one step, by lane and walk.",
+    ),
+    metric(
+        WORKER_RESOURCE_USED,
+        Kind::Gauge,
+        "Slots or pages in use, by resource.",
+    ),
+    metric(
+        WORKER_RESOURCE_CAPACITY,
+        Kind::Gauge,
+        "Slots or pages in all, by resource.",
+    ),
+    metric(WORKER_FINISHED, Kind::Counter, "Requests that ended, by outcome."),
+    metric(MANAGER_WORKERS, Kind::Gauge, "Registered workers, by state."),
+];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::HashSet;
+
+    #[test]
+    fn names_follow_prometheus_and_buckets_grow() {
+        let mut names = HashSet::new();
+        for metric in METRICS {
+            assert!(names.insert(metric.name), "{} twice", metric.name);
+            assert!(metric.name.starts_with("laneway_"));
+            assert!(
+                metric
+                    .name
+                    .bytes()
+                    .all(|byte| byte.is_ascii_lowercase() || byte == b'_')
+            );
+            assert_eq!(
+                metric.name.ends_with("_total"),
+                metric.kind == Kind::Counter,
+                "{}",
+                metric.name
+            );
+            if let Kind::Histogram(bounds) = metric.kind {
+                assert!(bounds.windows(2).all(|pair| pair[0] < pair[1]), "{}", metric.name);
+            }
+        }
+    }
+}
