@@ -1,1 +1,25 @@
-//! laneway-gateway
+//! The public API: admission, validation, routing and the life of a stream between a caller and a worker.
+//!
+//! A request's path: `speech` refuses or admits it, `validate` makes it a checked request, `relay` owns it
+//! from then on: it asks `routing` for a worker, passes audio on, and ends on whatever comes first of the last
+//! message, a failure, the deadline, a cancel, or a caller who left.
+//!
+//! Must not know: devices, engines, how a worker runs a request.
+
+mod admission;
+pub mod config;
+mod discovery;
+mod drain;
+mod encode;
+mod facts;
+mod health;
+mod progress;
+mod relay;
+mod routing;
+mod server;
+mod speech;
+mod validate;
+
+pub use config::{Config, DiscoveryConfig, LinkConfig, StreamConfig};
+pub use drain::Shutdown;
+pub use server::{BuildError, Gateway, ServeError};

@@ -1,0 +1,211 @@
+//! Who may run: a bounded number of requests, each under an id of its own.
+//!
+//! Owns: the permits and the table of running requests. A ticket holds one of each and frees both on drop.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use dashmap::DashMap;
+use dashmap::mapref::entry::Entry;
+use laneway_proto::{ErrorCode, Failure, RequestId};
+use laneway_telemetry::metric;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+
+use crate::routing::overloaded;
+
+/// What was asked of a running request. A later one only counts when it is stronger.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Signal {
+    /// Nothing.
+    Run,
+    /// Deliver what was made, then end.
+    Stop,
+    /// End now.
+    Kill,
+    /// End now: the gateway goes away.
+    GoAway,
+}
+
+/// The door.
+#[derive(Debug)]
+pub(crate) struct Admission {
+    permits: Arc<Semaphore>,
+    n_permits: u32,
+    running: DashMap<RequestId, watch::Sender<Signal>>,
+    closed: AtomicBool,
+}
+
+/// A place inside.
+#[derive(Debug)]
+pub(crate) struct Ticket {
+    pub(crate) id: RequestId,
+    pub(crate) signal: watch::Receiver<Signal>,
+    admission: Arc<Admission>,
+    _permit: OwnedSemaphorePermit,
+}
+
+impl Drop for Ticket {
+    fn drop(&mut self) {
+        self.admission.running.remove(&self.id);
+        metrics::gauge!(metric::GATEWAY_RUNNING).decrement(1);
+    }
+}
+
+impl Admission {
+    /// A door for `n_permits` requests at once.
+    pub(crate) fn new(n_permits: usize) -> Self {
+        let n_permits = n_permits.min(Semaphore::MAX_PERMITS).min(u32::MAX as usize);
+        Self {
+            permits: Arc::new(Semaphore::new(n_permits)),
+            n_permits: n_permits as u32,
+            running: DashMap::new(),
+            closed: AtomicBool::new(false),
+        }
+    }
+
+    /// `Draining` once the door is closed.
+    pub(crate) fn check_open(&self) -> Result<(), Failure> {
+        if self.closed.load(Ordering::SeqCst) {
+            return Err(Failure::new(
+                ErrorCode::Draining,
+                "the gateway is shutting down; try another",
+            ));
+        }
+        Ok(())
+    }
+
+    /// Let a request in, or say at once why not.
+    ///
+    /// # Errors
+    /// `Overloaded`, `DuplicateRequest`, `Draining`.
+    pub(crate) fn admit(self: &Arc<Self>, id: RequestId) -> Result<Ticket, Failure> {
+        let permit = self
+            .permits
+            .clone()
+            .try_acquire_owned()
+            .map_err(|_| overloaded(&format!("{} requests are in flight", self.n_permits)))?;
+        // After the permit is taken: a drain that closes the door now waits for this one.
+        self.check_open()?;
+        let Entry::Vacant(place) = self.running.entry(id.clone()) else {
+            let problem = format!("a running request has the id \"{id}\"; choose another");
+            return Err(Failure::of_field(
+                ErrorCode::DuplicateRequest,
+                "request_id",
+                problem,
+            ));
+        };
+        let (sender, signal) = watch::channel(Signal::Run);
+        place.insert(sender);
+        metrics::gauge!(metric::GATEWAY_RUNNING).increment(1);
+        Ok(Ticket {
+            id,
+            signal,
+            admission: self.clone(),
+            _permit: permit,
+        })
+    }
+
+    /// Ask something of a running request.
+    ///
+    /// # Errors
+    /// `RequestNotFound`.
+    pub(crate) fn signal(&self, id: &RequestId, signal: Signal) -> Result<(), Failure> {
+        match self.running.get(id) {
+            Some(request) => {
+                raise(&request, signal);
+                Ok(())
+            }
+            None => Err(Failure::new(
+                ErrorCode::RequestNotFound,
+                format!("no running request has the id \"{id}\""),
+            )),
+        }
+    }
+
+    /// Let nobody in any more.
+    pub(crate) fn close(&self) {
+        self.closed.store(true, Ordering::SeqCst);
+    }
+
+    /// Wait until nobody is inside. Only after [`Admission::close`].
+    pub(crate) async fn empty(&self) {
+        // The semaphore is never closed, so the permits always come.
+        let _all = self.permits.acquire_many(self.n_permits).await;
+    }
+
+    /// Ask everybody inside to leave now.
+    pub(crate) fn end_all(&self) -> usize {
+        for request in &self.running {
+            raise(&request, Signal::GoAway);
+        }
+        self.running.len()
+    }
+}
+
+fn raise(request: &watch::Sender<Signal>, signal: Signal) {
+    request.send_if_modified(|current| {
+        let stronger = signal > *current;
+        *current = signal.max(*current);
+        stronger
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    fn id(name: &str) -> RequestId {
+        RequestId::new(name).unwrap()
+    }
+
+    fn code<T>(result: Result<T, Failure>) -> ErrorCode {
+        result.map(|_| ()).unwrap_err().code
+    }
+
+    #[test]
+    fn places_and_ids_free_themselves() {
+        let admission = Arc::new(Admission::new(2));
+        let a = admission.admit(id("a")).unwrap();
+        assert_eq!(code(admission.admit(id("a"))), ErrorCode::DuplicateRequest);
+        let b = admission.admit(id("b")).unwrap();
+        let refused = admission.admit(id("c")).unwrap_err();
+        assert_eq!(refused.code, ErrorCode::Overloaded);
+        assert!(refused.retry_after.is_some());
+        drop((a, b));
+        let again = admission.admit(id("a")).unwrap();
+        assert_eq!(admission.running.len(), 1);
+        drop(again);
+        assert_eq!(admission.permits.available_permits(), 2);
+    }
+
+    #[test]
+    fn a_stronger_signal_wins() {
+        let admission = Arc::new(Admission::new(1));
+        let ticket = admission.admit(id("a")).unwrap();
+        admission.signal(&id("a"), Signal::Kill).unwrap();
+        admission.signal(&id("a"), Signal::Stop).unwrap();
+        assert_eq!(*ticket.signal.borrow(), Signal::Kill);
+        assert_eq!(
+            code(admission.signal(&id("b"), Signal::Stop)),
+            ErrorCode::RequestNotFound
+        );
+    }
+
+    #[tokio::test]
+    async fn a_closed_door_lets_nobody_in_and_waits_for_the_rest() {
+        let admission = Arc::new(Admission::new(2));
+        let ticket = admission.admit(id("a")).unwrap();
+        admission.close();
+        assert_eq!(code(admission.admit(id("b"))), ErrorCode::Draining);
+        assert!(
+            tokio::time::timeout(Duration::ZERO, admission.empty())
+                .await
+                .is_err()
+        );
+        assert_eq!(admission.end_all(), 1);
+        assert_eq!(*ticket.signal.borrow(), Signal::GoAway);
+        drop(ticket);
+        admission.empty().await;
+    }
+}

@@ -1,0 +1,284 @@
+//! What a gateway is built from: the flags as given, and the checked values that the code uses.
+
+use std::net::SocketAddr;
+use std::num::NonZeroUsize;
+use std::time::Duration;
+
+use clap::Args;
+use tonic::transport::Uri;
+
+/// Default address of the public API.
+pub const DEFAULT_LISTEN: &str = "127.0.0.1:50051";
+/// Default address of the engine-manager.
+pub const DEFAULT_ENGINE_MANAGER: &str = "http://127.0.0.1:50060";
+/// Default for requests in flight: far above one worker's rows, low enough to bound memory.
+pub const DEFAULT_MAX_IN_FLIGHT: usize = 1024;
+/// Default cap on the text of one request, in characters.
+pub const DEFAULT_MAX_TEXT_CHARS: usize = 4096;
+/// Default bound on running streams once a drain began.
+pub const DEFAULT_DRAIN_SECONDS: u64 = 30;
+/// Largest request message: half a minute of reference clip in f32 at 48 kHz, with room.
+const MAX_REQUEST_BYTES: usize = 8 * 1024 * 1024;
+
+/// Flags of the gateway, with their environment variables.
+#[derive(Debug, Clone, Args)]
+pub struct GatewayArgs {
+    /// Address of the public API; port 0 chooses one.
+    #[arg(long, env = "LANEWAY_GATEWAY_LISTEN", default_value = DEFAULT_LISTEN)]
+    pub listen: String,
+    /// The engine-manager whose workers it routes to.
+    #[arg(long, env = "LANEWAY_GATEWAY_ENGINE_MANAGER", default_value = DEFAULT_ENGINE_MANAGER)]
+    pub engine_manager: String,
+    /// Workers to route to without an engine-manager, comma separated.
+    #[arg(long = "worker", env = "LANEWAY_GATEWAY_WORKERS", value_delimiter = ',')]
+    pub workers: Vec<String>,
+    /// Most requests in flight; more are answered RESOURCE_EXHAUSTED at once.
+    #[arg(long, env = "LANEWAY_GATEWAY_MAX_IN_FLIGHT", default_value_t = DEFAULT_MAX_IN_FLIGHT)]
+    pub max_in_flight: usize,
+    /// Longest text of one request, in characters; a model's own limit may be lower.
+    #[arg(long, env = "LANEWAY_GATEWAY_MAX_TEXT_CHARS", default_value_t = DEFAULT_MAX_TEXT_CHARS)]
+    pub max_text_chars: usize,
+    /// Seconds that running streams may take to finish after SIGTERM.
+    #[arg(long, env = "LANEWAY_GATEWAY_DRAIN_SECONDS", default_value_t = DEFAULT_DRAIN_SECONDS)]
+    pub drain_seconds: u64,
+    /// Do not serve gRPC reflection.
+    #[arg(long, env = "LANEWAY_GATEWAY_NO_REFLECTION")]
+    pub no_reflection: bool,
+}
+
+/// A flag whose value cannot be used.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{flag} = \"{value}\": {problem}")]
+pub struct ConfigViolation {
+    /// The flag.
+    pub flag: &'static str,
+    /// What was given.
+    pub value: String,
+    /// What is wrong and what to write instead.
+    pub problem: String,
+}
+
+/// Everything a gateway is built from. `Config::build` consumes it.
+#[derive(Debug, Clone)]
+pub struct Config {
+    /// Address to bind; port 0 chooses one.
+    pub listen: SocketAddr,
+    /// Where workers come from.
+    pub discovery: DiscoveryConfig,
+    /// Requests admitted at once.
+    pub max_in_flight: NonZeroUsize,
+    /// Longest text in characters, whatever a model allows.
+    pub max_text_chars: usize,
+    /// Largest request message in bytes.
+    pub max_request_bytes: usize,
+    /// How long running streams may go on once a drain began.
+    pub drain_bound: Duration,
+    /// Serve reflection.
+    pub reflection: bool,
+    /// Connections to workers.
+    pub link: LinkConfig,
+    /// Waits inside a stream.
+    pub stream: StreamConfig,
+}
+
+/// Where workers come from.
+#[derive(Debug, Clone)]
+pub enum DiscoveryConfig {
+    /// The engine-manager's topology.
+    EngineManager(Uri),
+    /// A fixed list, each asked for its status.
+    Static(Vec<Uri>),
+}
+
+/// Connections to workers and to the engine-manager.
+#[derive(Debug, Clone)]
+pub struct LinkConfig {
+    /// Until a connection stands.
+    pub connect_timeout: Duration,
+    /// Between HTTP/2 pings, which find a peer that is gone without a word.
+    pub keep_alive_interval: Duration,
+    /// Until a ping counts as lost.
+    pub keep_alive_timeout: Duration,
+    /// Between questions for a status, and between attempts to reach a peer that was lost.
+    pub poll_interval: Duration,
+    /// Until a status or a cancel counts as unanswered.
+    pub unary_timeout: Duration,
+}
+
+/// Waits inside a stream. Each ends the stream (or the attempt) when it runs out.
+#[derive(Debug, Clone)]
+pub struct StreamConfig {
+    /// Until a worker sends the first audio, its queue included.
+    pub first_audio: Duration,
+    /// Between messages of a worker after that.
+    pub stall: Duration,
+    /// Until the caller takes a message off a full stream.
+    pub caller: Duration,
+}
+
+impl Default for LinkConfig {
+    fn default() -> Self {
+        Self {
+            connect_timeout: Duration::from_secs(2),
+            keep_alive_interval: Duration::from_secs(2),
+            keep_alive_timeout: Duration::from_secs(3),
+            poll_interval: Duration::from_millis(500),
+            unary_timeout: Duration::from_secs(2),
+        }
+    }
+}
+
+impl Default for StreamConfig {
+    fn default() -> Self {
+        Self {
+            first_audio: Duration::from_secs(60),
+            stall: Duration::from_secs(10),
+            caller: Duration::from_secs(30),
+        }
+    }
+}
+
+impl Config {
+    /// A gateway of `discovery` on `listen`, everything else at its default.
+    pub fn new(listen: SocketAddr, discovery: DiscoveryConfig) -> Self {
+        Self {
+            listen,
+            discovery,
+            max_in_flight: NonZeroUsize::new(DEFAULT_MAX_IN_FLIGHT).expect("the default is not zero"),
+            max_text_chars: DEFAULT_MAX_TEXT_CHARS,
+            max_request_bytes: MAX_REQUEST_BYTES,
+            drain_bound: Duration::from_secs(DEFAULT_DRAIN_SECONDS),
+            reflection: true,
+            link: LinkConfig::default(),
+            stream: StreamConfig::default(),
+        }
+    }
+}
+
+impl TryFrom<GatewayArgs> for Config {
+    type Error = Vec<ConfigViolation>;
+
+    /// Check the flags. All violations are returned at once.
+    fn try_from(args: GatewayArgs) -> Result<Self, Vec<ConfigViolation>> {
+        let mut violations = Vec::new();
+        let mut refuse = |flag, value: &str, problem: String| {
+            violations.push(ConfigViolation {
+                flag,
+                value: value.to_string(),
+                problem,
+            });
+        };
+        let listen = args.listen.parse::<SocketAddr>();
+        if listen.is_err() {
+            refuse(
+                "--listen",
+                &args.listen,
+                "not an address; write it like 0.0.0.0:50051".into(),
+            );
+        }
+        let mut uri = |flag, value: &str| {
+            let uri = value
+                .parse::<Uri>()
+                .ok()
+                .filter(|uri| uri.scheme_str() == Some("http") && uri.host().is_some());
+            if uri.is_none() {
+                refuse(flag, value, "not a URI; write it like http://host:50061".into());
+            }
+            uri
+        };
+        let discovery = if args.workers.is_empty() {
+            uri("--engine-manager", &args.engine_manager).map(DiscoveryConfig::EngineManager)
+        } else {
+            let workers: Vec<_> = args
+                .workers
+                .iter()
+                .filter_map(|worker| uri("--worker", worker))
+                .collect();
+            Some(DiscoveryConfig::Static(workers))
+        };
+        let max_in_flight = NonZeroUsize::new(args.max_in_flight);
+        if max_in_flight.is_none() {
+            refuse(
+                "--max-in-flight",
+                "0",
+                "nothing would be admitted; write 1 or more".into(),
+            );
+        }
+        if args.max_text_chars == 0 {
+            refuse(
+                "--max-text-chars",
+                "0",
+                "no text would be accepted; write 1 or more".into(),
+            );
+        }
+        match (listen, discovery, max_in_flight) {
+            (Ok(listen), Some(discovery), Some(max_in_flight)) if violations.is_empty() => Ok(Self {
+                max_in_flight,
+                max_text_chars: args.max_text_chars,
+                drain_bound: Duration::from_secs(args.drain_seconds),
+                reflection: !args.no_reflection,
+                ..Self::new(listen, discovery)
+            }),
+            _ => Err(violations),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Flags {
+        #[command(flatten)]
+        gateway: GatewayArgs,
+    }
+
+    fn checked(flags: &[&str]) -> Result<Config, Vec<ConfigViolation>> {
+        let flags = Flags::parse_from(std::iter::once("gateway").chain(flags.iter().copied()));
+        Config::try_from(flags.gateway)
+    }
+
+    #[test]
+    fn defaults_are_valid() {
+        let config = checked(&[]).unwrap();
+        assert_eq!(config.listen.to_string(), DEFAULT_LISTEN);
+        assert!(
+            matches!(config.discovery, DiscoveryConfig::EngineManager(uri) if uri == DEFAULT_ENGINE_MANAGER)
+        );
+    }
+
+    #[test]
+    fn workers_replace_the_engine_manager() {
+        let config = checked(&["--worker", "http://a:1,http://b:2", "--no-reflection"]).unwrap();
+        assert!(matches!(config.discovery, DiscoveryConfig::Static(workers) if workers.len() == 2));
+        assert!(!config.reflection);
+    }
+
+    #[test]
+    fn every_violation_is_named_at_once() {
+        let flags = [
+            "--listen",
+            "here",
+            "--worker",
+            "http://a:1,b:2",
+            "--max-in-flight",
+            "0",
+            "--max-text-chars",
+            "0",
+        ];
+        let violations = checked(&flags).unwrap_err();
+        let named: Vec<_> = violations
+            .iter()
+            .map(|each| (each.flag, each.value.as_str()))
+            .collect();
+        let want = [
+            ("--listen", "here"),
+            ("--worker", "b:2"),
+            ("--max-in-flight", "0"),
+            ("--max-text-chars", "0"),
+        ];
+        assert_eq!(named, want);
+    }
+}

@@ -1,0 +1,48 @@
+//! `grpc.health.v1`: SERVING exactly while a worker serves and no drain began.
+//!
+//! The task is started by `Gateway::serve` and ends with the roster or the drain.
+
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+use tonic_health::ServingStatus;
+use tonic_health::server::HealthReporter;
+
+use crate::routing::Roster;
+
+/// Names whose health is told: the whole server, and the service that needs workers.
+const NAMES: [&str; 2] = ["", "laneway.v1.Speech"];
+
+/// Tell everybody.
+pub(crate) async fn set(reporter: &HealthReporter, serving: bool) {
+    let status = if serving {
+        ServingStatus::Serving
+    } else {
+        ServingStatus::NotServing
+    };
+    for name in NAMES {
+        reporter.set_service_status(name, status).await;
+    }
+}
+
+/// Keep the health in step with the roster until the drain begins.
+pub(crate) async fn run(
+    reporter: HealthReporter,
+    mut roster: watch::Receiver<Roster>,
+    drain: CancellationToken,
+) {
+    let mut serving = false;
+    loop {
+        let serves = roster.borrow_and_update().serves();
+        if serves != serving {
+            serving = serves;
+            tracing::info!(serving, "health changed");
+            set(&reporter, serving).await;
+        }
+        tokio::select! {
+            biased;
+            () = drain.cancelled() => break,
+            changed = roster.changed() => if changed.is_err() { break },
+        }
+    }
+    set(&reporter, false).await;
+}

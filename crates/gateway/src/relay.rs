@@ -1,0 +1,433 @@
+//! One admitted request from its ticket to its last message.
+//!
+//! Owns: the ticket, the worker's stream and the sending half of the caller's. `speech` spawns one relay for
+//! each request; it ends on the last message, a failure, the deadline, a cancel or the caller leaving, whichever
+//! is first. When it ends, permit and id are free and dropping the worker's stream kills the work there.
+
+use std::time::Duration;
+
+use laneway_proto::{ErrorCode, Failure, WorkerId, grpc_timeout, samples_from_bytes, v1};
+use laneway_telemetry::{metric, propagation};
+use tokio::sync::{mpsc, oneshot};
+use tokio::time::Instant;
+use tonic::metadata::MetadataMap;
+use tonic::{Code, Status, Streaming};
+use tracing::Instrument as _;
+use v1::synthesize_response::Event as Sent;
+use v1::worker_synthesize_response::Event as Received;
+
+use crate::admission::{Signal, Ticket};
+use crate::config::{LinkConfig, StreamConfig};
+use crate::encode::{Encoder, Format};
+use crate::progress::Progress;
+use crate::routing::{Assignment, RETRY_AFTER, Router};
+use crate::validate::Checked;
+
+/// Most workers that one request is tried on.
+const MAX_ATTEMPTS: usize = 3;
+
+/// How much later than the caller's the worker's deadline is, so that which one ends a stream is not a race.
+const DEADLINE_GRACE: Duration = Duration::from_millis(50);
+
+/// How long a worker may take to close a stream behind its last message.
+const CLOSING: Duration = Duration::from_millis(100);
+
+/// What a relay needs beside the request.
+#[derive(Debug)]
+pub(crate) struct Relay {
+    pub(crate) ticket: Ticket,
+    pub(crate) router: Router,
+    pub(crate) stream: StreamConfig,
+    pub(crate) link: LinkConfig,
+    /// When the request arrived.
+    pub(crate) arrived: Instant,
+    /// Metadata that the caller sent.
+    pub(crate) metadata: MetadataMap,
+    /// To the caller.
+    pub(crate) out: mpsc::Sender<v1::SynthesizeResponse>,
+}
+
+/// What ends a relay other than its worker.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Interrupt {
+    /// The caller left.
+    Gone,
+    /// The caller's deadline passed.
+    Deadline,
+    /// A cancel or the drain.
+    Signal(Signal),
+    /// The wait ran out.
+    Patience,
+}
+
+/// How an attempt on one worker failed.
+#[derive(Debug)]
+enum Failed {
+    /// Another worker may do better, if nothing was heard yet.
+    Elsewhere(Failure),
+    /// No worker would do better.
+    Here(Failure),
+    /// Not the worker's doing.
+    Interrupted(Interrupt),
+}
+
+/// Run a request to its end. `end` gets the status of a stream that does not end well.
+pub(crate) async fn run(relay: Relay, checked: Checked, end: oneshot::Sender<Status>) {
+    let mut state = State {
+        deadline: grpc_timeout(&relay.metadata).map(|timeout| relay.arrived + timeout),
+        encoder: Encoder::new(checked.format, checked.model.sample_rate),
+        progress: Progress::new(relay.arrived, checked.model.sample_rate),
+        accepted: false,
+        checked,
+        relay,
+    };
+    let outcome = state.route().await;
+    let label = match &outcome {
+        Ok(()) => "ok",
+        Err(failure) => failure.code.label(),
+    };
+    metrics::counter!(metric::GATEWAY_REQUESTS, "outcome" => label).increment(1);
+    tracing::info!(
+        outcome = label,
+        samples = state.progress.samples(),
+        seconds = state.relay.arrived.elapsed().as_secs_f64(),
+        "request ended"
+    );
+    // Free the place before the caller can see the end, so that a caller who goes on at once finds it free.
+    drop(state);
+    if let Err(failure) = outcome {
+        // Fails when the caller left, who needs no answer.
+        let _ = end.send(failure.into());
+    }
+}
+
+struct State {
+    relay: Relay,
+    checked: Checked,
+    deadline: Option<Instant>,
+    encoder: Encoder,
+    progress: Progress,
+    /// `Accepted` was sent.
+    accepted: bool,
+}
+
+impl State {
+    async fn route(&mut self) -> Result<(), Failure> {
+        let mut tried: Vec<WorkerId> = Vec::new();
+        let mut last = None;
+        loop {
+            let picked = self.relay.router.pick(&self.checked.model.name, &tried);
+            let assignment = match (picked, last.take()) {
+                (Ok(assignment), _) => assignment,
+                // Why the last worker failed says more than that there is no other.
+                (Err(_), Some(failure)) => return Err(failure),
+                (Err(failure), None) => return Err(failure),
+            };
+            if !tried.is_empty() {
+                metrics::counter!(metric::GATEWAY_RETRIES).increment(1);
+            }
+            tried.push(assignment.link.id.clone());
+            match self.attempt(&assignment).await {
+                Ok(()) => return Ok(()),
+                Err(Failed::Interrupted(interrupt)) => return self.interrupted(interrupt).await,
+                Err(Failed::Here(failure)) => return Err(failure),
+                Err(Failed::Elsewhere(failure)) => {
+                    if self.progress.begun() || tried.len() == MAX_ATTEMPTS {
+                        return Err(failure);
+                    }
+                    last = Some(failure);
+                }
+            }
+        }
+    }
+
+    async fn attempt(&mut self, assignment: &Assignment) -> Result<(), Failed> {
+        let mut client = assignment.link.client.clone();
+        let mut request = tonic::Request::new(self.checked.wire.clone());
+        propagation::inject(
+            &tracing::Span::current(),
+            &self.relay.metadata,
+            request.metadata_mut(),
+        );
+        if let Some(deadline) = self.deadline {
+            request.set_timeout(deadline.saturating_duration_since(Instant::now()) + DEADLINE_GRACE);
+        }
+        let first_audio = Instant::now() + self.relay.stream.first_audio;
+        let answer = self
+            .unless_interrupted(client.synthesize(request), first_audio, false)
+            .await;
+        let mut events = match answer {
+            Ok(Ok(response)) => response.into_inner(),
+            Ok(Err(status)) => return Err(self.worker_failed(&status, assignment)),
+            Err(interrupt) => return Err(self.waited(interrupt, assignment)),
+        };
+        let mut stopping = false;
+        loop {
+            let patience = if self.progress.begun() {
+                Instant::now() + self.relay.stream.stall
+            } else {
+                first_audio
+            };
+            let event = match self
+                .unless_interrupted(events.message(), patience, stopping)
+                .await
+            {
+                Ok(Ok(Some(message))) => message.event,
+                Ok(Ok(None)) => {
+                    tracing::error!(worker = %assignment.link.id, "worker ended a stream without a last message");
+                    return Err(Failed::Elsewhere(worker_lost()));
+                }
+                Ok(Err(status)) => return Err(self.worker_failed(&status, assignment)),
+                Err(Interrupt::Signal(Signal::Stop)) if self.accepted => {
+                    stopping = true;
+                    self.stop_at_worker(assignment);
+                    continue;
+                }
+                Err(interrupt) => return Err(self.waited(interrupt, assignment)),
+            };
+            match event {
+                Some(Received::Started(_)) => self.accept().await.map_err(Failed::Interrupted)?,
+                Some(Received::Audio(audio)) => self.audio(audio, assignment).await?,
+                Some(Received::Finished(finished)) => {
+                    return self.finish(finished, &mut events, assignment).await;
+                }
+                // Frames were not asked for, and an event of a later version means nothing here.
+                Some(Received::Frames(_)) | None => {}
+            }
+        }
+    }
+
+    /// Tell the caller what the request became, once.
+    async fn accept(&mut self) -> Result<(), Interrupt> {
+        if self.accepted {
+            return Ok(());
+        }
+        self.accepted = true;
+        let format = match self.checked.format {
+            Format::PcmS16le => v1::AudioFormat::PcmS16le,
+            Format::PcmF32le => v1::AudioFormat::PcmF32le,
+            Format::Wav => v1::AudioFormat::Wav,
+        };
+        let accepted = v1::Accepted {
+            request_id: self.relay.ticket.id.to_string(),
+            model: self.checked.model.name.clone(),
+            seed: self.checked.wire.seed,
+            format: format.into(),
+            sample_rate: self.checked.model.sample_rate,
+            channels: 1,
+        };
+        self.send(Sent::Accepted(accepted)).await
+    }
+
+    async fn audio(&mut self, audio: v1::WorkerAudio, assignment: &Assignment) -> Result<(), Failed> {
+        let samples = match samples_from_bytes(&audio.samples) {
+            Ok(samples) if audio.sample_offset == self.progress.samples() => samples,
+            Ok(_) => return Err(broken(assignment, "audio is not in order")),
+            Err(error) => return Err(broken(assignment, &error.to_string())),
+        };
+        if samples.is_empty() {
+            return Ok(());
+        }
+        self.accept().await.map_err(Failed::Interrupted)?;
+        let sample_offset = audio.sample_offset;
+        let index = self.progress.chunk(&samples, Instant::now());
+        let audio = self.encoder.chunk(&samples, audio.samples);
+        let chunk = v1::AudioChunk {
+            index,
+            sample_offset,
+            audio,
+        };
+        self.send(Sent::Chunk(chunk)).await.map_err(Failed::Interrupted)
+    }
+
+    async fn finish(
+        &mut self,
+        finished: v1::WorkerFinished,
+        events: &mut Streaming<v1::WorkerSynthesizeResponse>,
+        assignment: &Assignment,
+    ) -> Result<(), Failed> {
+        let reason = finished.reason();
+        let samples = self.progress.samples();
+        let promised = u64::from(finished.frames) * u64::from(self.checked.model.samples_per_frame);
+        if reason == v1::FinishReason::Unspecified || finished.samples != samples || promised != samples {
+            let problem = format!(
+                "{} frames, {} samples, {samples} received, finish reason {}",
+                finished.frames,
+                finished.samples,
+                reason.label()
+            );
+            return Err(broken(assignment, &problem));
+        }
+        self.end(reason, finished.frames)
+            .await
+            .map_err(Failed::Interrupted)?;
+        // Reading to the end lets the connection close the stream instead of resetting it.
+        let _ = tokio::time::timeout(CLOSING, events.message()).await;
+        Ok(())
+    }
+
+    /// The last message.
+    async fn end(&mut self, reason: v1::FinishReason, frames: u32) -> Result<(), Interrupt> {
+        self.accept().await?;
+        if !self.progress.begun() {
+            let audio = self.encoder.header();
+            if !audio.is_empty() {
+                self.send(Sent::Chunk(v1::AudioChunk {
+                    index: 0,
+                    sample_offset: 0,
+                    audio,
+                }))
+                .await?;
+            }
+        }
+        let samples = self.progress.samples();
+        let finished = v1::SynthesisFinished {
+            reason: reason.into(),
+            frames,
+            samples,
+            seconds: self.progress.seconds(),
+            timings: Some(self.progress.timings(Instant::now())),
+        };
+        self.send(Sent::Finished(finished)).await?;
+        metrics::counter!(metric::GATEWAY_FINISHED, "reason" => reason.label()).increment(1);
+        Ok(())
+    }
+
+    async fn send(&self, event: Sent) -> Result<(), Interrupt> {
+        let patience = Instant::now() + self.relay.stream.caller;
+        // A stop does not hold up what was made already.
+        match self
+            .unless_interrupted(self.relay.out.reserve(), patience, true)
+            .await?
+        {
+            Ok(place) => {
+                place.send(v1::SynthesizeResponse { event: Some(event) });
+                Ok(())
+            }
+            Err(_) => Err(Interrupt::Gone),
+        }
+    }
+
+    /// `work`, unless something else ends the stream first. With `stopping`, a stop that was acted on already
+    /// does not interrupt again.
+    async fn unless_interrupted<F: Future>(
+        &self,
+        work: F,
+        patience: Instant,
+        stopping: bool,
+    ) -> Result<F::Output, Interrupt> {
+        let mut signal = self.relay.ticket.signal.clone();
+        let threshold = if stopping { Signal::Stop } else { Signal::Run };
+        tokio::select! {
+            // What ends a stream is seen before more of it.
+            biased;
+            () = self.relay.out.closed() => Err(Interrupt::Gone),
+            raised = signal.wait_for(|signal| *signal > threshold) => match raised {
+                Ok(raised) => Err(Interrupt::Signal(*raised)),
+                Err(_) => Err(Interrupt::Gone),
+            },
+            () = sleep_until(self.deadline) => Err(Interrupt::Deadline),
+            output = work => Ok(output),
+            () = tokio::time::sleep_until(patience) => Err(Interrupt::Patience),
+        }
+    }
+
+    /// Running out of patience with a worker is the worker's failure; everything else ends the stream.
+    fn waited(&self, interrupt: Interrupt, assignment: &Assignment) -> Failed {
+        if interrupt != Interrupt::Patience {
+            return Failed::Interrupted(interrupt);
+        }
+        tracing::warn!(worker = %assignment.link.id, "worker stalled");
+        assignment.link.suspect();
+        Failed::Elsewhere(worker_lost())
+    }
+
+    /// What a worker's status means to the request.
+    fn worker_failed(&self, status: &Status, assignment: &Assignment) -> Failed {
+        let Some(failure) = Failure::from_status(status) else {
+            tracing::warn!(worker = %assignment.link.id, code = ?status.code(), error = status.message(), "worker lost");
+            assignment.link.suspect();
+            return Failed::Elsewhere(worker_lost());
+        };
+        tracing::info!(worker = %assignment.link.id, %failure, "worker refused or failed a request");
+        match failure.code {
+            ErrorCode::Overloaded | ErrorCode::Draining => {
+                Failed::Elsewhere(failure.retry_after(RETRY_AFTER))
+            }
+            // What a worker says of itself or of another worker is not for callers.
+            ErrorCode::WorkerLost | ErrorCode::NoWorker => Failed::Elsewhere(worker_lost()),
+            ErrorCode::Internal => Failed::Here(Failure::internal()),
+            _ => Failed::Here(failure),
+        }
+    }
+
+    /// Ask the worker to finish cleanly, while its audio is passed on. Its last message then ends the stream.
+    fn stop_at_worker(&self, assignment: &Assignment) {
+        metrics::counter!(metric::GATEWAY_CANCELS, "by" => "stop").increment(1);
+        let mut request = tonic::Request::new(v1::WorkerCancelRequest {
+            request_id: self.relay.ticket.id.to_string(),
+            strength: v1::CancelStrength::Stop.into(),
+        });
+        request.set_timeout(self.relay.link.unary_timeout);
+        let link = assignment.link.clone();
+        let delivery = async move {
+            // NOT_FOUND: it has just finished, and the last message is on its way.
+            if let Err(status) = link.client.clone().cancel(request).await
+                && status.code() != Code::NotFound
+            {
+                tracing::warn!(worker = %link.id, error = status.message(), "stop not delivered");
+            }
+        };
+        tokio::spawn(delivery.in_current_span());
+    }
+
+    /// End a stream that its worker did not end.
+    async fn interrupted(&mut self, interrupt: Interrupt) -> Result<(), Failure> {
+        let (by, failure) = match interrupt {
+            Interrupt::Gone => ("client", Failure::new(ErrorCode::Cancelled, "the caller left")),
+            Interrupt::Patience => (
+                "client",
+                Failure::new(ErrorCode::Cancelled, "the caller took no audio for too long"),
+            ),
+            Interrupt::Deadline => (
+                "deadline",
+                Failure::new(ErrorCode::DeadlineExceeded, "the deadline passed"),
+            ),
+            Interrupt::Signal(Signal::GoAway) => (
+                "drain",
+                Failure::new(ErrorCode::Draining, "the gateway shut down before the end"),
+            ),
+            Interrupt::Signal(Signal::Stop) => {
+                // No worker has begun: there is nothing to deliver but the end.
+                metrics::counter!(metric::GATEWAY_CANCELS, "by" => "stop").increment(1);
+                return match self.end(v1::FinishReason::Stopped, 0).await {
+                    Ok(()) => Ok(()),
+                    Err(_) => Err(Failure::new(ErrorCode::Cancelled, "the request was cancelled")),
+                };
+            }
+            Interrupt::Signal(_) => (
+                "kill",
+                Failure::new(ErrorCode::Cancelled, "the request was cancelled"),
+            ),
+        };
+        metrics::counter!(metric::GATEWAY_CANCELS, "by" => by).increment(1);
+        Err(failure)
+    }
+}
+
+fn worker_lost() -> Failure {
+    Failure::new(ErrorCode::WorkerLost, "the worker that ran the request is gone").retry_after(RETRY_AFTER)
+}
+
+/// A worker that breaks the protocol: nothing more of its stream can be trusted.
+fn broken(assignment: &Assignment, problem: &str) -> Failed {
+    tracing::error!(worker = %assignment.link.id, problem, "worker broke the protocol");
+    Failed::Here(Failure::internal())
+}
+
+async fn sleep_until(deadline: Option<Instant>) {
+    match deadline {
+        Some(deadline) => tokio::time::sleep_until(deadline).await,
+        None => std::future::pending().await,
+    }
+}

@@ -1,0 +1,331 @@
+//! Which worker takes a request: the least loaded one that serves the model and can be reached.
+//!
+//! Owns: one link (connection, requests in flight, whether it is lost) for each discovered worker. The roster
+//! task, started by `Config::build`, turns discovered lists into links and publishes them; it ends when the
+//! discovery does. A link that failed a call is probed by a task of its own until it answers or its worker is
+//! gone; while it does not answer it takes no requests.
+
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Weak};
+
+use laneway_proto::v1::worker_client::WorkerClient;
+use laneway_proto::{ErrorCode, Failure, WorkerId, v1};
+use laneway_telemetry::metric;
+use tokio::sync::{Notify, watch};
+use tonic::transport::{Channel, Uri};
+
+use crate::config::LinkConfig;
+use crate::discovery::channel;
+use crate::facts::{Load, ModelFacts, Worker};
+
+/// When trying again makes sense for a caller who found every worker full.
+pub(crate) const RETRY_AFTER: std::time::Duration = std::time::Duration::from_secs(1);
+
+/// The connection to one worker.
+#[derive(Debug)]
+pub(crate) struct Link {
+    pub(crate) id: WorkerId,
+    address: Uri,
+    pub(crate) client: WorkerClient<Channel>,
+    /// Requests that this gateway has there.
+    in_flight: AtomicU32,
+    /// A probe runs.
+    suspected: AtomicBool,
+    /// A probe found that it does not answer.
+    lost: AtomicBool,
+    config: LinkConfig,
+    changed: Arc<Notify>,
+}
+
+impl Link {
+    /// A call failed in a way that the worker did not choose: find out whether it is there at all.
+    pub(crate) fn suspect(self: &Arc<Self>) {
+        if !self.suspected.swap(true, Ordering::Relaxed) {
+            tokio::spawn(probe(Arc::downgrade(self)));
+        }
+    }
+
+    fn set_lost(&self, lost: bool) {
+        if self.lost.swap(lost, Ordering::Relaxed) != lost {
+            tracing::warn!(worker = %self.id, lost, "worker reachability changed");
+            self.changed.notify_one();
+        }
+    }
+}
+
+/// Ask for the status until it is answered or the worker left the roster.
+async fn probe(link: Weak<Link>) {
+    loop {
+        let Some(link) = link.upgrade() else { return };
+        let mut request = tonic::Request::new(v1::WorkerStatusRequest {});
+        request.set_timeout(link.config.unary_timeout);
+        let answered = link.client.clone().status(request).await.is_ok();
+        link.set_lost(!answered);
+        if answered {
+            link.suspected.store(false, Ordering::Relaxed);
+            return;
+        }
+        let pause = link.config.poll_interval;
+        drop(link);
+        tokio::time::sleep(pause).await;
+    }
+}
+
+/// One place in the roster.
+#[derive(Debug, Clone)]
+struct Place {
+    link: Arc<Link>,
+    model: Arc<ModelFacts>,
+    load: Load,
+}
+
+/// The workers that requests can go to.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Roster {
+    places: Vec<Place>,
+}
+
+impl Roster {
+    /// Something can be routed.
+    pub(crate) fn serves(&self) -> bool {
+        !self.places.is_empty()
+    }
+
+    /// Models that can be asked for, each once, by name.
+    pub(crate) fn models(&self) -> Vec<Arc<ModelFacts>> {
+        let mut models: Vec<_> = self.places.iter().map(|place| place.model.clone()).collect();
+        models.sort_by(|a, b| a.name.cmp(&b.name));
+        models.dedup_by(|a, b| a.name == b.name);
+        models
+    }
+}
+
+/// Hands out workers.
+#[derive(Debug, Clone)]
+pub(crate) struct Router {
+    roster: watch::Receiver<Roster>,
+    turn: Arc<AtomicU32>,
+}
+
+/// A worker that was picked, counted as busy until this is dropped.
+#[derive(Debug)]
+pub(crate) struct Assignment {
+    pub(crate) link: Arc<Link>,
+}
+
+impl Drop for Assignment {
+    fn drop(&mut self) {
+        self.link.in_flight.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl Router {
+    /// Route over what the roster task publishes.
+    pub(crate) fn new(roster: watch::Receiver<Roster>) -> Self {
+        Self {
+            roster,
+            turn: Arc::default(),
+        }
+    }
+
+    /// See [`Roster::models`].
+    pub(crate) fn models(&self) -> Vec<Arc<ModelFacts>> {
+        self.roster.borrow().models()
+    }
+
+    /// The least loaded worker that serves `model` and is not in `tried`.
+    ///
+    /// # Errors
+    /// `NoWorker` when none serves it, `Overloaded` when all that do are full.
+    pub(crate) fn pick(&self, model: &str, tried: &[WorkerId]) -> Result<Assignment, Failure> {
+        let roster = self.roster.borrow();
+        let mut candidates: Vec<_> = roster
+            .places
+            .iter()
+            .filter(|place| place.model.name == model && !place.link.lost.load(Ordering::Relaxed))
+            .filter(|place| !tried.contains(&place.link.id))
+            .collect();
+        if candidates.is_empty() {
+            return Err(Failure::new(
+                ErrorCode::NoWorker,
+                format!("no worker serves \"{model}\" at the moment"),
+            )
+            .retry_after(RETRY_AFTER));
+        }
+        // Equally loaded workers take turns.
+        let turn = self.turn.fetch_add(1, Ordering::Relaxed) as usize % candidates.len();
+        candidates.rotate_left(turn);
+        let best = candidates
+            .into_iter()
+            .filter(|place| !is_full(place))
+            .min_by(|a, b| busy_share(a).total_cmp(&busy_share(b)))
+            .ok_or_else(|| overloaded("every worker is full"))?;
+        best.link.in_flight.fetch_add(1, Ordering::Relaxed);
+        Ok(Assignment {
+            link: best.link.clone(),
+        })
+    }
+}
+
+/// More requests than capacity and queue.
+pub(crate) fn overloaded(what: &str) -> Failure {
+    Failure::new(ErrorCode::Overloaded, format!("{what}; try again later")).retry_after(RETRY_AFTER)
+}
+
+fn is_full(place: &Place) -> bool {
+    let places = place.load.capacity.saturating_add(place.load.queue_capacity);
+    place.load.capacity > 0 && place.link.in_flight.load(Ordering::Relaxed) >= places
+}
+
+/// The report may be old, and our own count misses what other gateways sent: the larger one is nearer.
+fn busy_share(place: &Place) -> f64 {
+    let requests = place
+        .load
+        .requests
+        .max(place.link.in_flight.load(Ordering::Relaxed));
+    f64::from(requests) / f64::from(place.load.capacity.max(1))
+}
+
+/// Keep the roster in step with what was discovered and with which links are lost, until the discovery ends.
+pub(crate) async fn run_roster(
+    mut workers: watch::Receiver<Vec<Worker>>,
+    config: LinkConfig,
+    roster: watch::Sender<Roster>,
+) {
+    let changed = Arc::new(Notify::new());
+    let mut links: Vec<Arc<Link>> = Vec::new();
+    loop {
+        let discovered = workers.borrow_and_update().clone();
+        links = links_for(&discovered, &links, &config, &changed);
+        let mut places = Vec::new();
+        for (worker, link) in discovered.into_iter().zip(&links) {
+            let lost = link.lost.load(Ordering::Relaxed);
+            match worker.model {
+                Some(model) if worker.serving && !lost => {
+                    places.push(Place {
+                        link: link.clone(),
+                        model: Arc::new(model),
+                        load: worker.load,
+                    });
+                }
+                _ => {}
+            }
+        }
+        metrics::gauge!(metric::GATEWAY_WORKERS_SERVING).set(places.len() as f64);
+        roster.send_replace(Roster { places });
+        tokio::select! {
+            more = workers.changed() => if more.is_err() { return },
+            () = changed.notified() => {}
+        }
+    }
+}
+
+/// A link for each worker in order, kept where id and address are as before.
+fn links_for(
+    discovered: &[Worker],
+    existing: &[Arc<Link>],
+    config: &LinkConfig,
+    changed: &Arc<Notify>,
+) -> Vec<Arc<Link>> {
+    let link_for = |worker: &Worker| {
+        let same = |link: &&Arc<Link>| link.id == worker.id && link.address == worker.address;
+        existing.iter().find(same).cloned().unwrap_or_else(|| {
+            Arc::new(Link {
+                id: worker.id.clone(),
+                address: worker.address.clone(),
+                client: WorkerClient::new(channel(worker.address.clone(), config)),
+                in_flight: AtomicU32::new(0),
+                suspected: AtomicBool::new(false),
+                lost: AtomicBool::new(false),
+                config: config.clone(),
+                changed: changed.clone(),
+            })
+        })
+    };
+    discovered.iter().map(link_for).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::facts::tests::stated;
+
+    fn worker(id: &str, requests: u32, capacity: u32) -> Worker {
+        Worker {
+            id: WorkerId::new(id).unwrap(),
+            address: "http://127.0.0.1:1".parse().unwrap(),
+            serving: true,
+            load: Load {
+                requests,
+                capacity,
+                queue_capacity: 1,
+            },
+            model: Some(stated().try_into().unwrap()),
+        }
+    }
+
+    /// A router over `workers`, and the sender that keeps its roster task going.
+    async fn router(workers: Vec<Worker>) -> (Router, watch::Sender<Vec<Worker>>) {
+        let (discovered, workers) = watch::channel(workers);
+        let (publisher, mut roster) = watch::channel(Roster::default());
+        tokio::spawn(run_roster(workers, LinkConfig::default(), publisher));
+        roster.changed().await.unwrap();
+        (Router::new(roster), discovered)
+    }
+
+    fn picked(router: &Router) -> String {
+        router.pick("nano", &[]).unwrap().link.id.to_string()
+    }
+
+    #[tokio::test]
+    async fn the_least_loaded_worker_takes_the_request() {
+        let (router, _discovered) =
+            router(vec![worker("a", 4, 8), worker("b", 3, 8), worker("c", 1, 2)]).await;
+        for _ in 0..5 {
+            assert_eq!(picked(&router), "b");
+        }
+    }
+
+    #[tokio::test]
+    async fn own_requests_count_before_the_next_report_and_free_themselves() {
+        let (router, _discovered) = router(vec![worker("a", 0, 2), worker("b", 0, 2)]).await;
+        let held: Vec<_> = (0..6).map(|_| router.pick("nano", &[]).unwrap()).collect();
+        let on_a = held.iter().filter(|each| each.link.id.as_str() == "a").count();
+        assert_eq!(on_a, 3, "six requests spread evenly over two workers");
+        assert_eq!(router.pick("nano", &[]).unwrap_err().code, ErrorCode::Overloaded);
+        drop(held);
+        assert!(router.pick("nano", &[]).is_ok());
+    }
+
+    #[tokio::test]
+    async fn what_cannot_be_picked_is_said() {
+        let (router, discovered) = router(vec![worker("a", 0, 2)]).await;
+        assert_eq!(router.pick("other", &[]).unwrap_err().code, ErrorCode::NoWorker);
+        let tried = [WorkerId::new("a").unwrap()];
+        assert_eq!(router.pick("nano", &tried).unwrap_err().code, ErrorCode::NoWorker);
+        discovered.send_replace(vec![Worker {
+            serving: false,
+            ..worker("a", 0, 2)
+        }]);
+        let mut roster = router.roster.clone();
+        roster.wait_for(|roster| !roster.serves()).await.unwrap();
+        assert_eq!(router.pick("nano", &[]).unwrap_err().code, ErrorCode::NoWorker);
+    }
+
+    #[tokio::test]
+    async fn a_worker_that_does_not_answer_is_lost_and_its_count_survives_new_reports() {
+        let (router, discovered) = router(vec![worker("a", 0, 2)]).await;
+        let held = router.pick("nano", &[]).unwrap();
+        discovered.send_replace(vec![worker("a", 1, 2)]);
+        let mut roster = router.roster.clone();
+        roster
+            .wait_for(|roster| roster.places[0].load.requests == 1)
+            .await
+            .unwrap();
+        assert!(Arc::ptr_eq(&router.pick("nano", &[]).unwrap().link, &held.link));
+        // Nothing listens at its address.
+        held.link.suspect();
+        roster.wait_for(|roster| !roster.serves()).await.unwrap();
+        assert_eq!(router.pick("nano", &[]).unwrap_err().code, ErrorCode::NoWorker);
+    }
+}

@@ -1,0 +1,169 @@
+//! A gateway built from its configuration: bound first, served when asked.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use laneway_proto::FILE_DESCRIPTOR_SET;
+use laneway_proto::v1::models_server::ModelsServer;
+use laneway_proto::v1::requests_server::RequestsServer;
+use laneway_proto::v1::speech_server::SpeechServer;
+use tokio::net::TcpListener;
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::AbortOnDropHandle;
+use tonic::transport::Server;
+use tonic::transport::server::TcpIncoming;
+
+use crate::admission::Admission;
+use crate::config::Config;
+use crate::drain::{Shutdown, drained};
+use crate::routing::{Roster, Router, run_roster};
+use crate::speech::Api;
+use crate::{discovery, health};
+
+/// How long connections may linger once nothing runs: a health watch never ends by itself.
+const CONNECTION_GRACE: Duration = Duration::from_millis(200);
+
+/// Largest block of headers that a caller may send.
+const MAX_HEADER_BYTES: u32 = 16 * 1024;
+
+/// Between HTTP/2 pings to callers, which find one that is gone without a word.
+const CALLER_KEEP_ALIVE: Duration = Duration::from_secs(10);
+
+/// Why a gateway could not be built.
+#[derive(Debug, thiserror::Error)]
+pub enum BuildError {
+    /// The address cannot be bound.
+    #[error("bind the public address {address}")]
+    Bind {
+        /// The address.
+        address: SocketAddr,
+        /// Why.
+        source: std::io::Error,
+    },
+}
+
+/// Why serving ended other than by a finished drain.
+#[derive(Debug, thiserror::Error)]
+pub enum ServeError {
+    /// `Shutdown::now`.
+    #[error("told to exit before the drain was done")]
+    Aborted,
+    /// The reflection service does not take the descriptors.
+    #[error("build the reflection service")]
+    Reflection(#[from] tonic_reflection::server::Error),
+    /// The transport failed.
+    #[error("serve the public API")]
+    Transport(#[from] tonic::transport::Error),
+}
+
+/// A bound gateway.
+#[derive(Debug)]
+pub struct Gateway {
+    config: Config,
+    listener: TcpListener,
+    address: SocketAddr,
+}
+
+impl Config {
+    /// Bind the public address. Nothing is accepted before [`Gateway::serve`].
+    ///
+    /// # Errors
+    /// The address cannot be bound.
+    pub async fn build(self) -> Result<Gateway, BuildError> {
+        let bind = |source| BuildError::Bind {
+            address: self.listen,
+            source,
+        };
+        let listener = TcpListener::bind(self.listen).await.map_err(bind)?;
+        let address = listener.local_addr().map_err(bind)?;
+        Ok(Gateway {
+            config: self,
+            listener,
+            address,
+        })
+    }
+}
+
+impl Gateway {
+    /// Where it listens.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Serve until a drain is done.
+    ///
+    /// # Errors
+    /// `Aborted` when told to exit now, or the transport failed.
+    pub async fn serve(self, shutdown: Shutdown) -> Result<(), ServeError> {
+        let config = self.config;
+        let (workers_sender, workers) = watch::channel(Vec::new());
+        let (roster_sender, roster) = watch::channel(Roster::default());
+        // These end with this call, however it ends.
+        let spawn = |task| AbortOnDropHandle::new(task);
+        let _discovery = spawn(tokio::spawn(discovery::run(
+            config.discovery,
+            config.link.clone(),
+            workers_sender,
+        )));
+        let _roster = spawn(tokio::spawn(run_roster(
+            workers,
+            config.link.clone(),
+            roster_sender,
+        )));
+        let (reporter, health_service) = tonic_health::server::health_reporter();
+        health::set(&reporter, false).await;
+        let _health = spawn(tokio::spawn(health::run(
+            reporter,
+            roster.clone(),
+            shutdown.drain.clone(),
+        )));
+
+        let admission = Arc::new(Admission::new(config.max_in_flight.get()));
+        let api = Api {
+            admission: admission.clone(),
+            router: Router::new(roster),
+            max_text_chars: config.max_text_chars,
+            stream: config.stream,
+            link: config.link,
+        };
+        let reflection = || {
+            tonic_reflection::server::Builder::configure()
+                .register_encoded_file_descriptor_set(FILE_DESCRIPTOR_SET)
+                .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
+        };
+        let (v1, v1alpha) = if config.reflection {
+            (Some(reflection().build_v1()), Some(reflection().build_v1alpha()))
+        } else {
+            (None, None)
+        };
+        let speech = SpeechServer::new(api.clone()).max_decoding_message_size(config.max_request_bytes);
+        let stopped = CancellationToken::new();
+        let server = Server::builder()
+            .tcp_nodelay(true)
+            .http2_max_header_list_size(MAX_HEADER_BYTES)
+            .http2_keepalive_interval(Some(CALLER_KEEP_ALIVE))
+            .add_service(speech)
+            .add_service(ModelsServer::new(api.clone()))
+            .add_service(RequestsServer::new(api))
+            .add_service(health_service)
+            .add_optional_service(v1.transpose()?)
+            .add_optional_service(v1alpha.transpose()?)
+            .serve_with_incoming_shutdown(
+                TcpIncoming::from(self.listener).with_nodelay(Some(true)),
+                stopped.clone().cancelled_owned(),
+            );
+        let drained = async {
+            drained(&admission, &shutdown.drain, config.drain_bound).await;
+            stopped.cancel();
+            tokio::time::sleep(CONNECTION_GRACE).await;
+        };
+        tokio::select! {
+            biased;
+            () = shutdown.now.cancelled() => Err(ServeError::Aborted),
+            served = server => Ok(served?),
+            () = drained => Ok(()),
+        }
+    }
+}

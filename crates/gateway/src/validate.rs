@@ -1,0 +1,426 @@
+//! From the request as sent to a request that can run. Every field has an effect or is refused by name, and all
+//! violations are answered at once.
+
+use std::fmt::Display;
+use std::sync::Arc;
+
+use laneway_audio::{ClipLimits, read_raw_f32, read_wav};
+use laneway_proto::{ErrorCode, Failure, RequestId, Violation, samples_to_bytes, v1};
+
+use crate::encode::Format;
+use crate::facts::ModelFacts;
+
+#[cfg(test)]
+mod tests;
+
+/// Longest ramp of a chunk policy.
+const MAX_RAMP: usize = 64;
+
+/// A request that can run.
+#[derive(Debug)]
+pub(crate) struct Checked {
+    pub(crate) id: RequestId,
+    pub(crate) model: Arc<ModelFacts>,
+    pub(crate) format: Format,
+    /// What the worker is sent.
+    pub(crate) wire: v1::WorkerSynthesizeRequest,
+}
+
+/// Violations in the order of the fields. The first one decides the status code.
+#[derive(Debug, Default)]
+struct Violations(Vec<(ErrorCode, Violation)>);
+
+impl Violations {
+    fn add(&mut self, code: ErrorCode, field: &str, description: impl Into<String>) {
+        self.0.push((
+            code,
+            Violation {
+                field: field.to_string(),
+                description: description.into(),
+            },
+        ));
+    }
+
+    fn into_result(self) -> Result<(), Failure> {
+        let Some((code, _)) = self.0.first() else {
+            return Ok(());
+        };
+        let code = *code;
+        let violations: Vec<_> = self.0.into_iter().map(|(_, violation)| violation).collect();
+        let lines: Vec<_> = violations
+            .iter()
+            .map(|each| format!("{}: {}", each.field, each.description))
+            .collect();
+        Err(Failure {
+            code,
+            message: lines.join("; "),
+            violations,
+            retry_after: None,
+        })
+    }
+}
+
+/// Check a request against the models that are served.
+///
+/// # Errors
+/// One failure with every violation; `NoWorker` when nothing is served at all.
+pub(crate) fn check(
+    request: v1::SynthesizeRequest,
+    models: &[Arc<ModelFacts>],
+    max_text_chars: usize,
+) -> Result<Checked, Failure> {
+    let mut violations = Violations::default();
+    let id = match request.request_id.as_str() {
+        "" => Some(random_request_id()),
+        chosen => RequestId::new(chosen)
+            .map_err(|error| violations.add(ErrorCode::InvalidArgument, "request_id", error.to_string()))
+            .ok(),
+    };
+    check_text("text", &request.text, &mut violations);
+    if !request.text.chars().any(char::is_alphanumeric) {
+        let problem = "there is no letter and no digit to speak";
+        violations.add(ErrorCode::InvalidText, "text", problem);
+    }
+    if models.is_empty() {
+        violations.into_result()?;
+        return Err(
+            Failure::new(ErrorCode::NoWorker, "no worker serves at the moment")
+                .retry_after(crate::routing::RETRY_AFTER),
+        );
+    }
+    let Some(model) = check_model(&request.model, models, &mut violations) else {
+        violations.into_result()?;
+        return Err(Failure::internal());
+    };
+    let limit = model.max_text_chars.min(max_text_chars);
+    check_length("text", &request.text, limit, &mut violations);
+    let voice = check_voice(&request.voice, &model, &mut violations);
+    let language = check_language(&request.language, &model, &mut violations);
+    check_instruct(&request.instruct, &model, &mut violations);
+    if let Some(sampling) = &request.sampling {
+        check_sampling(sampling, &mut violations);
+    }
+    if let Some(chunk) = &request.chunk {
+        check_chunk(chunk, model.max_chunk_frames, &mut violations);
+    }
+    if let Some(max_frames) = request.max_frames
+        && !(1..=model.max_frames).contains(&max_frames)
+    {
+        let problem = format!(
+            "{max_frames} is not between 1 and the cap of {}",
+            model.max_frames
+        );
+        violations.add(ErrorCode::InvalidArgument, "max_frames", problem);
+    }
+    let format = check_format(request.format, &mut violations);
+    if request.sample_rate != 0 && request.sample_rate != model.sample_rate {
+        let problem = format!(
+            "{} Hz is not served; there is: {} Hz",
+            request.sample_rate, model.sample_rate
+        );
+        violations.add(ErrorCode::UnsupportedSampleRate, "sample_rate", problem);
+    }
+    if v1::TextLayout::try_from(request.layout).is_err() {
+        let problem = format!(
+            "{} is not a layout; there are: 0, streamed (1), whole (2)",
+            request.layout
+        );
+        violations.add(ErrorCode::InvalidArgument, "layout", problem);
+    }
+    let reference = check_reference(request.reference, &model, &mut violations);
+
+    violations.into_result()?;
+    let (Some(id), Some(format)) = (id, format) else {
+        return Err(Failure::internal());
+    };
+    let wire = v1::WorkerSynthesizeRequest {
+        request_id: id.to_string(),
+        text: request.text,
+        voice,
+        language,
+        instruct: request.instruct,
+        seed: request.seed.unwrap_or_else(rand::random),
+        sampling: request.sampling,
+        chunk: request.chunk,
+        max_frames: request.max_frames,
+        layout: request.layout,
+        reference,
+        return_frames: false,
+    };
+    Ok(Checked {
+        id,
+        model,
+        format,
+        wire,
+    })
+}
+
+/// The model that was asked for, for requests that only name one.
+///
+/// # Errors
+/// `UnknownModel`, listing what is served.
+pub(crate) fn find_model(name: &str, models: &[Arc<ModelFacts>]) -> Result<Arc<ModelFacts>, Failure> {
+    let mut violations = Violations::default();
+    match check_model(name, models, &mut violations) {
+        Some(model) => Ok(model),
+        None => violations.into_result().and(Err(Failure::internal())),
+    }
+}
+
+fn random_request_id() -> RequestId {
+    RequestId::new(format!("{:032x}", rand::random::<u128>()))
+        .expect("hexadecimal digits are allowed in an id")
+}
+
+fn list<T: Display>(values: impl IntoIterator<Item = T>) -> String {
+    let values: Vec<_> = values.into_iter().map(|value| value.to_string()).collect();
+    if values.is_empty() {
+        "none".to_string()
+    } else {
+        values.join(", ")
+    }
+}
+
+/// Line breaks and tabs are spoken as pauses; nothing else that cannot be seen belongs into a text.
+fn check_text(field: &str, text: &str, violations: &mut Violations) {
+    let control = |c: char| c.is_control() && !matches!(c, '\n' | '\r' | '\t');
+    if let Some((index, c)) = text.chars().enumerate().find(|(_, c)| control(*c)) {
+        let problem = format!(
+            "character {index} is the control character U+{:04X}; leave it out",
+            u32::from(c)
+        );
+        violations.add(ErrorCode::InvalidText, field, problem);
+    }
+}
+
+fn check_length(field: &str, text: &str, limit: usize, violations: &mut Violations) {
+    let length = text.chars().count();
+    if length > limit {
+        let problem = format!("{length} characters are over the limit of {limit}; send it in parts");
+        violations.add(ErrorCode::TextTooLong, field, problem);
+    }
+}
+
+fn check_model(
+    name: &str,
+    models: &[Arc<ModelFacts>],
+    violations: &mut Violations,
+) -> Option<Arc<ModelFacts>> {
+    let names = || list(models.iter().map(|model| &model.name));
+    match (name, models) {
+        ("", [only]) => Some(only.clone()),
+        ("", _) => {
+            let problem = format!("several models are served; name one of: {}", names());
+            violations.add(ErrorCode::InvalidArgument, "model", problem);
+            None
+        }
+        (name, _) => {
+            let found = models.iter().find(|model| model.name == name).cloned();
+            if found.is_none() {
+                let problem = format!(
+                    "no model \"{}\" is served; there are: {}",
+                    shortened(name),
+                    names()
+                );
+                violations.add(ErrorCode::UnknownModel, "model", problem);
+            }
+            found
+        }
+    }
+}
+
+fn check_voice(name: &str, model: &ModelFacts, violations: &mut Violations) -> String {
+    let known = model
+        .voices
+        .iter()
+        .find(|voice| voice.name.eq_ignore_ascii_case(name));
+    match known {
+        Some(voice) => return voice.name.clone(),
+        None if model.voices.is_empty() && name.is_empty() => {}
+        None if model.voices.is_empty() => {
+            let problem = format!("the model \"{}\" has no preset voices; leave it out", model.name);
+            violations.add(ErrorCode::UnsupportedField, "voice", problem);
+        }
+        None => {
+            let voices = list(model.voices.iter().map(|voice| &voice.name));
+            let (code, problem) = match name {
+                "" => (ErrorCode::InvalidArgument, format!("name one of: {voices}")),
+                name => (
+                    ErrorCode::UnknownVoice,
+                    format!("no voice \"{}\"; there are: {voices}", shortened(name)),
+                ),
+            };
+            violations.add(code, "voice", problem);
+        }
+    }
+    String::new()
+}
+
+/// The model's own spelling, or empty for automatic.
+fn check_language(name: &str, model: &ModelFacts, violations: &mut Violations) -> String {
+    if name.is_empty() || name.eq_ignore_ascii_case("auto") {
+        return String::new();
+    }
+    match model
+        .languages
+        .iter()
+        .find(|language| language.eq_ignore_ascii_case(name))
+    {
+        Some(language) => language.clone(),
+        None => {
+            let languages = list(model.languages.iter().map(String::as_str).chain(["auto"]));
+            let problem = format!("no language \"{}\"; there are: {languages}", shortened(name));
+            violations.add(ErrorCode::UnknownLanguage, "language", problem);
+            String::new()
+        }
+    }
+}
+
+fn check_instruct(instruct: &str, model: &ModelFacts, violations: &mut Violations) {
+    if instruct.is_empty() {
+        if model.needs_instruct {
+            let problem = format!(
+                "the model \"{}\" takes its voice from it; describe one",
+                model.name
+            );
+            violations.add(ErrorCode::InvalidArgument, "instruct", problem);
+        }
+        return;
+    }
+    if !model.takes_instruct {
+        let problem = format!("the model \"{}\" does not take it; leave it out", model.name);
+        violations.add(ErrorCode::UnsupportedField, "instruct", problem);
+        return;
+    }
+    check_text("instruct", instruct, violations);
+    check_length("instruct", instruct, model.max_instruct_chars, violations);
+}
+
+fn check_sampling(sampling: &v1::SamplingParams, violations: &mut Violations) {
+    let mut range = |field, value: Option<f32>, least: f32, above: bool, most: f32| {
+        let Some(value) = value else { return };
+        let enough = if above { value > least } else { value >= least };
+        // A NaN compares as neither.
+        if !(enough && value <= most) {
+            let bracket = if above { '(' } else { '[' };
+            let problem = format!("{value} is not in {bracket}{least}, {most}]");
+            violations.add(ErrorCode::InvalidArgument, field, problem);
+        }
+    };
+    range("sampling.temperature", sampling.temperature, 0.0, false, 5.0);
+    range("sampling.top_p", sampling.top_p, 0.0, true, 1.0);
+    range(
+        "sampling.repetition_penalty",
+        sampling.repetition_penalty,
+        0.0,
+        true,
+        10.0,
+    );
+    range(
+        "sampling.predictor_temperature",
+        sampling.predictor_temperature,
+        0.0,
+        false,
+        5.0,
+    );
+    range(
+        "sampling.predictor_top_p",
+        sampling.predictor_top_p,
+        0.0,
+        true,
+        1.0,
+    );
+}
+
+fn check_chunk(chunk: &v1::ChunkPolicy, widest: u32, violations: &mut Violations) {
+    let named = [
+        ("chunk.first", &[chunk.first][..]),
+        ("chunk.ramp", &chunk.ramp),
+        ("chunk.steady", &[chunk.steady]),
+    ];
+    for (field, windows) in named {
+        if let Some(window) = windows.iter().find(|window| !(1..=widest).contains(*window)) {
+            let problem = format!("a window of {window} frames is not between 1 and {widest}");
+            violations.add(ErrorCode::InvalidArgument, field, problem);
+        }
+    }
+    if chunk.ramp.len() > MAX_RAMP {
+        let problem = format!("{} windows are more than {MAX_RAMP}", chunk.ramp.len());
+        violations.add(ErrorCode::InvalidArgument, "chunk.ramp", problem);
+    }
+}
+
+fn check_format(format: i32, violations: &mut Violations) -> Option<Format> {
+    let name = match v1::AudioFormat::try_from(format) {
+        Ok(v1::AudioFormat::Unspecified | v1::AudioFormat::PcmS16le) => return Some(Format::PcmS16le),
+        Ok(v1::AudioFormat::PcmF32le) => return Some(Format::PcmF32le),
+        Ok(v1::AudioFormat::Wav) => return Some(Format::Wav),
+        Ok(known) => known.name().to_string(),
+        Err(_) => format.to_string(),
+    };
+    let problem = format!("{name} is not served; there are: pcm_s16le, pcm_f32le, wav");
+    violations.add(ErrorCode::UnsupportedFormat, "format", problem);
+    None
+}
+
+fn check_reference(
+    reference: Option<v1::ReferenceClip>,
+    model: &ModelFacts,
+    violations: &mut Violations,
+) -> Option<v1::ReferenceClip> {
+    let reference = match (reference, model.takes_reference) {
+        (None, false) => return None,
+        (None, true) => {
+            let problem = format!("the model \"{}\" clones a voice; send a clip of it", model.name);
+            violations.add(ErrorCode::InvalidArgument, "reference", problem);
+            return None;
+        }
+        (Some(_), false) => {
+            let problem = format!("the model \"{}\" does not clone voices; leave it out", model.name);
+            violations.add(ErrorCode::UnsupportedField, "reference", problem);
+            return None;
+        }
+        (Some(reference), true) => reference,
+    };
+    check_text("reference.text", &reference.text, violations);
+    check_length(
+        "reference.text",
+        &reference.text,
+        model.max_text_chars,
+        violations,
+    );
+    let limits = ClipLimits {
+        max_ms: model.max_reference_ms,
+    };
+    let clip = match reference.sample_rate {
+        0 => read_wav(&reference.audio, limits),
+        rate => read_raw_f32(&reference.audio, rate, limits),
+    };
+    match clip {
+        Ok(clip) if clip.sample_rate != model.sample_rate => {
+            let problem = format!(
+                "a clip of {} Hz is not resampled yet; send {} Hz",
+                clip.sample_rate, model.sample_rate
+            );
+            violations.add(ErrorCode::UnsupportedSampleRate, "reference.audio", problem);
+            None
+        }
+        Ok(clip) => Some(v1::ReferenceClip {
+            audio: samples_to_bytes(&clip.samples),
+            sample_rate: clip.sample_rate,
+            text: reference.text,
+        }),
+        Err(error) => {
+            violations.add(ErrorCode::InvalidArgument, "reference.audio", error.to_string());
+            None
+        }
+    }
+}
+
+/// A caller's own word as it may appear in an answer.
+fn shortened(word: &str) -> String {
+    word.chars()
+        .take(64)
+        .map(|c| if c.is_control() { '?' } else { c })
+        .collect()
+}

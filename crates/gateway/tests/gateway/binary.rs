@@ -1,0 +1,131 @@
+//! The built program: exit codes and signals.
+
+use std::io::{BufRead as _, BufReader};
+use std::process::{Child, Command, Stdio};
+
+use laneway_proto::v1;
+
+use crate::fake::{FakeWorker, Step};
+use crate::harness::{named, soon};
+
+fn program() -> Command {
+    Command::new(env!("CARGO_BIN_EXE_laneway-gateway"))
+}
+
+/// A running program, and the address it logged.
+fn start(worker: &FakeWorker) -> (Child, String) {
+    let mut child = program()
+        .args([
+            "--listen",
+            "127.0.0.1:0",
+            "--log-format",
+            "json",
+            "--worker",
+            &worker.uri(),
+        ])
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
+    let address = loop {
+        let line = lines.next().expect("it logs its address").unwrap();
+        if let Some((_, rest)) = line.split_once("\"address\":\"") {
+            break rest.split('"').next().unwrap().to_string();
+        }
+    };
+    // A pipe that nobody reads would stop it.
+    std::thread::spawn(move || lines.for_each(drop));
+    (child, address)
+}
+
+fn terminate(child: &Child) {
+    let sent = Command::new("kill")
+        .args(["-TERM", &child.id().to_string()])
+        .status()
+        .unwrap();
+    assert!(sent.success());
+}
+
+async fn exit_code(mut child: Child) -> Option<i32> {
+    soon(tokio::task::spawn_blocking(move || child.wait().unwrap().code()))
+        .await
+        .unwrap()
+}
+
+/// Start a stream on the program that the worker does not end.
+async fn open_stream(address: &str, worker: &FakeWorker) -> tonic::Streaming<v1::SynthesizeResponse> {
+    let channel = tonic::transport::Endpoint::from_shared(format!("http://{address}"))
+        .unwrap()
+        .connect_lazy();
+    let mut speech = v1::speech_client::SpeechClient::new(channel);
+    // Until it has found its worker it answers UNAVAILABLE.
+    let mut call = soon(async {
+        loop {
+            match speech.synthesize(named("mine")).await {
+                Ok(response) => return response.into_inner(),
+                Err(status) => assert_eq!(status.code(), tonic::Code::Unavailable, "{status:?}"),
+            }
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
+    worker.until_open(1).await;
+    soon(call.message()).await.unwrap();
+    call
+}
+
+#[tokio::test]
+async fn sigterm_lets_a_running_stream_finish_and_exits_0() {
+    let script = vec![
+        Step::Started,
+        Step::Gate,
+        Step::Audio(1, 0.5),
+        Step::Finish(v1::FinishReason::Stop),
+    ];
+    let worker = FakeWorker::start("a", script);
+    let (child, address) = start(&worker);
+    let mut call = open_stream(&address, &worker).await;
+    terminate(&child);
+    worker.open_gate();
+    while soon(call.message()).await.unwrap().is_some() {}
+    assert_eq!(exit_code(child).await, Some(0));
+}
+
+#[tokio::test]
+async fn a_second_sigterm_exits_now() {
+    let worker = FakeWorker::start("a", vec![Step::Started, Step::Hang]);
+    let (child, address) = start(&worker);
+    let _call = open_stream(&address, &worker).await;
+    terminate(&child);
+    // Two signals at once count as one: the second is sent when the first is seen to have worked.
+    let mut health = tonic_health::pb::health_client::HealthClient::new(
+        tonic::transport::Endpoint::from_shared(format!("http://{address}"))
+            .unwrap()
+            .connect_lazy(),
+    );
+    let check = tonic_health::pb::HealthCheckRequest::default();
+    soon(async {
+        use tonic_health::pb::health_check_response::ServingStatus::Serving;
+        while health.check(check.clone()).await.unwrap().into_inner().status() == Serving {}
+    })
+    .await;
+    terminate(&child);
+    assert_eq!(exit_code(child).await, Some(1));
+}
+
+#[tokio::test]
+async fn a_wrong_configuration_exits_2_and_names_everything() {
+    let output = program()
+        .args(["--listen", "nowhere", "--worker", "w:1", "--max-in-flight", "0"])
+        .output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    let said = String::from_utf8(output.stderr).unwrap();
+    for flag in ["--listen", "--worker", "--max-in-flight"] {
+        assert!(said.contains(flag), "{flag} is missing from {said}");
+    }
+    assert_eq!(
+        program().arg("--no-such-flag").output().unwrap().status.code(),
+        Some(2)
+    );
+}

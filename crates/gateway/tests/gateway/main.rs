@@ -1,0 +1,10 @@
+//! The gateway over real gRPC, against workers that play scripts. Each row of the behaviour table that applies
+//! to gRPC at the gateway has a test here.
+
+mod binary;
+mod failures;
+mod fake;
+mod harness;
+mod lifecycle;
+mod overload;
+mod streams;
