@@ -73,7 +73,7 @@ fn everything_that_is_accepted_reaches_the_worker() {
             language: "German".into(),
             instruct: "calm".into(),
             seed: Some(7),
-            sampling: Some(sampling.clone()),
+            sampling: Some(sampling),
             chunk: Some(chunk.clone()),
             max_frames: Some(400),
             request_id: "mine".into(),

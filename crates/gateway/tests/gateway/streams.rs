@@ -205,7 +205,7 @@ async fn what_is_accepted_reaches_the_worker() {
     let sent = v1::SynthesizeRequest {
         language: "English".into(),
         seed: Some(42),
-        sampling: Some(sampling.clone()),
+        sampling: Some(sampling),
         chunk: Some(chunk.clone()),
         max_frames: Some(77),
         layout: v1::TextLayout::Streamed.into(),
