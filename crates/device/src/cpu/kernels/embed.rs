@@ -28,3 +28,21 @@ pub(crate) fn add_row(table: Table<'_>, id: usize, out: &mut [f32]) -> Result<()
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn adds_rows_of_either_type_and_names_a_missing_entry() {
+        let floats = [1.0, 2.0, 3.0, 4.0];
+        let halves = floats.map(|x: f32| (x.to_bits() >> 16) as u16);
+        for table in [Table::F32(&floats), Table::Bf16(&halves)] {
+            let mut out = [10.0, 20.0];
+            add_row(table, 1, &mut out).unwrap();
+            assert_eq!(out, [13.0, 24.0]);
+            let error = add_row(table, 2, &mut out).unwrap_err();
+            assert!(error.contains("id 2 is past the 2 entries"), "{error}");
+        }
+    }
+}
