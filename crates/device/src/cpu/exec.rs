@@ -494,3 +494,6 @@ fn zero(op: &op::Zero) -> Result<(), String> {
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests;
