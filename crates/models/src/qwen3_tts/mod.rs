@@ -22,3 +22,6 @@ mod test_support;
 
 pub use load::LoadError;
 pub use model::{OpenError, Qwen3Tts};
+
+#[cfg(test)]
+mod test_support;

@@ -277,6 +277,10 @@ pub(super) struct ForcedCodes {
     pub(super) codes: View,
     /// Element of the step's codes that each replaces; -1: keep the drawn one.
     pub(super) index: View,
+    /// Seen sets that follow from the forced codes, in rows of `groups` words.
+    pub(super) seen: View,
+    /// Row of the sampler pool that each replaces; -1: keep what is there.
+    pub(super) seen_index: View,
 }
 
 impl ForcedCodes {

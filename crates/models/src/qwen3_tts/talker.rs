@@ -255,7 +255,12 @@ impl TalkerWorkspace {
 
     /// Row of the sampler pool, in rows of `groups` words, that keeps a slot's last frame.
     pub(super) fn code_row(&self, slot: u32, groups: usize) -> i32 {
-        ((slot as usize + 1) * self.pools.sampler_words / groups - 1) as i32
+        self.seen_row(slot + 1, groups) - 1
+    }
+
+    /// First row of a slot's seen set, in rows of `groups` words.
+    pub(super) fn seen_row(&self, slot: u32, groups: usize) -> i32 {
+        (slot as usize * self.pools.sampler_words / groups) as i32
     }
 
     /// Codes of the step that ran last.
@@ -516,8 +521,15 @@ impl Talker {
             token_offset: 0,
             scores: tail.probe.as_ref().map(|probe| probe.scores.clone()),
         })?;
-        if let Some(probe) = &tail.probe {
-            launcher.run(probe.frame.forced.apply(0, rows, &w.codes.view()))?;
+        if let Some(TailProbe { frame, .. }) = &tail.probe {
+            launcher.run(frame.forced.apply(0, rows, &w.codes.view()))?;
+            launcher.run(ScatterRows {
+                src: frame.forced.seen.clone(),
+                index: frame.forced.seen_index.clone(),
+                rows: frame.forced.seen_index.len,
+                width: groups,
+                dst: w.pools.sampler.clone(),
+            })?;
         }
         let frame = FrameStep {
             rows,

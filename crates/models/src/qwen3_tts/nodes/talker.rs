@@ -26,7 +26,7 @@ use crate::qwen3_tts::reference::Reference;
 use crate::qwen3_tts::request::{SamplingParams, TtsRequest};
 use crate::qwen3_tts::talker::{DecodeStep, PrefillStep, Talker, TalkerPools, TalkerWorkspace};
 use probe::ProbeBuffers;
-use staging::{Indices, Shape, Staging};
+use staging::{Dims, Indices, Shape, Staging};
 
 /// Name of the node.
 pub const TALKER: &str = "Talker";
@@ -62,6 +62,7 @@ pub struct TalkerNode {
     prefill: WalkId,
     decode: WalkId,
     limits: Limits,
+    dims: Dims,
     has_ring: bool,
     /// Index buffers on the device.
     ints: Buffer,
@@ -208,12 +209,12 @@ impl TalkerNode {
             max_seq_len: limits.seq_len,
         };
         let workspace = TalkerWorkspace::new(device, stream, &talker, pools).map_err(LoadError::from)?;
-        let ints = Shape::most_ints(
-            limits.rows,
-            limits.prefill_tokens,
+        let dims = Dims {
             groups,
-            workspace.pages_per_sequence(),
-        );
+            pages_per_sequence: workspace.pages_per_sequence(),
+            seen_words: sampler_words - groups,
+        };
+        let ints = dims.most_ints(limits.rows, limits.prefill_tokens);
         let (params, speakers) = (
             2 * limits.rows * SampleRow::WORDS,
             limits.rows * config.talker_config.stack.hidden_size,
@@ -244,6 +245,7 @@ impl TalkerNode {
             prefill: walk(TALKER_PREFILL)?,
             decode: walk(TALKER_DECODE)?,
             limits,
+            dims,
             has_ring: ring.is_some(),
             ints: buffer("ints", DType::I32, ints, Place::Device)?,
             params: buffer("params", DType::U32, params, Place::Device)?,
@@ -259,7 +261,7 @@ impl TalkerNode {
     }
 
     fn groups(&self) -> usize {
-        self.talker.config().groups()
+        self.dims.groups
     }
 
     /// Pool rows of the step, and what an item's row in the ring needs.
@@ -294,27 +296,43 @@ impl TalkerNode {
         Ok(())
     }
 
-    /// Forced codes and where they go, group by group.
+    /// Forced codes, group by group, with what they replace, and the seen sets that follow from them.
     fn fill_forced(&self, ints: &mut Vec<i32>, rows: &mut [StepRow<'_>]) {
-        let groups = self.groups();
+        let Dims {
+            groups, seen_words, ..
+        } = self.dims;
         let forced: Vec<_> = rows
             .iter_mut()
             .map(|row| {
                 let frame = row_state(row).launched as usize;
                 let probe = request(row.payload).probe.as_ref();
-                probe.and_then(|probe| probe.forced.get(frame).copied())
+                probe.and_then(|probe| probe.forced.get(..=frame))
             })
             .collect();
+        let frames: Vec<_> = forced.iter().map(|frames| frames.and_then(<[_]>::last)).collect();
         for group in 0..groups {
-            ints.extend(forced.iter().map(|codes| codes.map_or(0, |codes| codes[group])));
+            ints.extend(frames.iter().map(|codes| codes.map_or(0, |codes| codes[group])));
         }
         for group in 0..groups {
-            ints.extend(
-                forced
-                    .iter()
-                    .enumerate()
-                    .map(|(row, codes)| codes.map_or(-1, |_| (row * groups + group) as i32)),
-            );
+            let element = |row: usize| (row * groups + group) as i32;
+            ints.extend((0..rows.len()).map(|row| frames[row].map_or(-1, |_| element(row))));
+        }
+        for frames in &forced {
+            let mut seen = vec![0u32; seen_words];
+            for first in frames
+                .into_iter()
+                .flat_map(|frames| frames.iter())
+                .map(|codes| codes[0])
+            {
+                seen[first as usize / 32] |= 1 << (first % 32);
+            }
+            ints.extend_from_slice(bytemuck::cast_slice(&seen));
+        }
+        for (row, frames) in rows.iter().zip(&forced) {
+            let first =
+                granted(row.grants, SAMPLER).map_or(0, |slots| self.workspace.seen_row(slots[0], groups));
+            let chunks = 0..(seen_words / groups) as i32;
+            ints.extend(chunks.map(|chunk| frames.map_or(-1, |_| first + chunk)));
         }
     }
 
@@ -366,7 +384,7 @@ impl TalkerNode {
             prefill: false,
             probed,
         };
-        let mut ints = Vec::with_capacity(shape.ints(self.groups(), self.workspace.pages_per_sequence()));
+        let mut ints = Vec::with_capacity(self.dims.ints(shape));
         self.fill_tail(&mut ints, rows)?;
         let slots = rows
             .iter()
@@ -435,7 +453,7 @@ impl TalkerNode {
         if !refused.is_empty() {
             return Err(refused);
         }
-        let mut ints = Vec::with_capacity(shape.ints(groups, pages_per_sequence));
+        let mut ints = Vec::with_capacity(self.dims.ints(shape));
         self.fill_tail(&mut ints, rows)?;
         let mut end = 0;
         for row in rows.iter() {
@@ -574,13 +592,7 @@ impl TalkerNode {
 
     /// Views of the device's index buffers for a step of this shape.
     fn indices(&self, shape: Shape) -> Indices {
-        Indices::new(
-            shape,
-            &self.ints,
-            &self.params,
-            self.groups(),
-            self.workspace.pages_per_sequence(),
-        )
+        Indices::new(shape, &self.ints, &self.params, self.dims)
     }
 
     fn decode_step(&self, planned: Planned, stage: Option<Stage>) -> DecodeStep {
@@ -703,7 +715,6 @@ impl TalkerNode {
         launcher: &Launcher<'_>,
     ) -> laneway_device::Result<()> {
         let groups = self.groups();
-        let pages = self.workspace.pages_per_sequence();
         let shape = Shape {
             rows: 1,
             tokens: 1,
@@ -712,7 +723,7 @@ impl TalkerNode {
         };
         let mut ints = vec![self.workspace.code_row(0, groups), -1];
         Indices::push_pairs(&mut ints, 1);
-        ints.resize(shape.ints(groups, pages), 0);
+        ints.resize(self.dims.ints(shape), 0);
         let row = SampleRow {
             temperature: 1.0,
             top_p: 1.0,

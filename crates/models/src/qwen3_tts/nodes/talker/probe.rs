@@ -81,12 +81,18 @@ impl ProbeBuffers {
     }
 
     /// Operands of the step's end.
-    pub(super) fn tail(&self, rows: usize, codes: View, index: View) -> TailProbe {
+    pub(super) fn tail(&self, rows: usize, forced: [View; 4]) -> TailProbe {
+        let [codes, index, seen, seen_index] = forced;
         let predicted = self.passes * rows * self.codebook;
         TailProbe {
             scores: self.scores.slice(0, rows * self.vocab),
             frame: FrameProbe {
-                forced: ForcedCodes { codes, index },
+                forced: ForcedCodes {
+                    codes,
+                    index,
+                    seen,
+                    seen_index,
+                },
                 logits: self.predictor_logits.slice(0, predicted),
                 scores: self.predictor_scores.slice(0, predicted),
             },

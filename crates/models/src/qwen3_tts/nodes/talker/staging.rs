@@ -16,35 +16,34 @@ pub(super) struct Shape {
     pub(super) probed: bool,
 }
 
-impl Shape {
+/// What the layouts of all steps of a node depend on.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Dims {
+    pub(super) groups: usize,
+    pub(super) pages_per_sequence: usize,
+    /// Words of a seen set.
+    pub(super) seen_words: usize,
+}
+
+impl Dims {
     /// Integers of a step.
-    pub(super) fn ints(self, groups: usize, pages_per_sequence: usize) -> usize {
-        let Self {
-            rows,
-            tokens,
-            prefill,
-            probed,
-        } = self;
+    pub(super) fn ints(self, shape: Shape) -> usize {
+        let Shape { rows, tokens, .. } = shape;
         let tail = 6 * rows;
         let body = 3 * tokens;
-        let prompt = if prefill {
-            rows * (2 + pages_per_sequence) + tokens * (1 + groups)
-        } else {
-            0
-        };
-        let forced = if probed { 2 * groups * rows } else { 0 };
-        tail + body + prompt + forced
+        let prompt = rows * (2 + self.pages_per_sequence) + tokens * (1 + self.groups);
+        let forced = rows * (2 * self.groups + self.seen_words + self.seen_words / self.groups);
+        tail + body + usize::from(shape.prefill) * prompt + usize::from(shape.probed) * forced
     }
 
     /// Integers of the largest step.
-    pub(super) fn most_ints(rows: usize, tokens: usize, groups: usize, pages_per_sequence: usize) -> usize {
-        let largest = Self {
+    pub(super) fn most_ints(self, rows: usize, tokens: usize) -> usize {
+        self.ints(Shape {
             rows,
             tokens: tokens.max(rows),
             prefill: true,
             probed: true,
-        };
-        largest.ints(groups, pages_per_sequence)
+        })
     }
 }
 
@@ -68,7 +67,7 @@ pub(super) struct Indices {
     pub(super) sequences: View,
     pub(super) positions: View,
     pub(super) text: View,
-    forced: Option<(View, View)>,
+    forced: Option<[View; 4]>,
     talker_params: View,
     predictor_params: View,
 }
@@ -84,19 +83,18 @@ pub(super) struct PrefillIndices {
 }
 
 impl Indices {
-    pub(super) fn new(
-        shape: Shape,
-        ints: &Buffer,
-        params: &Buffer,
-        groups: usize,
-        pages_per_sequence: usize,
-    ) -> Self {
+    pub(super) fn new(shape: Shape, ints: &Buffer, params: &Buffer, dims: Dims) -> Self {
         let Shape {
             rows,
             tokens,
             prefill,
             probed,
         } = shape;
+        let Dims {
+            groups,
+            pages_per_sequence,
+            seen_words,
+        } = dims;
         let mut at = 0;
         let mut take = |len: usize| {
             at += len;
@@ -139,7 +137,15 @@ impl Indices {
             sequences,
             positions,
             text,
-            forced: probed.then(|| (take(groups * rows), take(groups * rows))),
+            forced: probed.then(|| {
+                [
+                    groups * rows,
+                    groups * rows,
+                    seen_words * rows,
+                    seen_words / groups * rows,
+                ]
+                .map(take)
+            }),
             talker_params: params.0,
             predictor_params: params.1,
         }
@@ -165,7 +171,7 @@ impl Indices {
             pair_positions: self.pair_positions.clone(),
             probe: probe
                 .zip(forced)
-                .map(|(probe, (codes, index))| probe.tail(self.shape.rows, codes, index)),
+                .map(|(probe, forced)| probe.tail(self.shape.rows, forced)),
         }
     }
 }
