@@ -22,6 +22,3 @@ mod test_support;
 
 pub use load::LoadError;
 pub use model::{OpenError, Qwen3Tts};
-
-#[cfg(test)]
-mod test_support;
