@@ -175,3 +175,61 @@ impl Indices {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use laneway_device::{BufferSpec, DType, Place};
+
+    use super::*;
+
+    #[test]
+    fn the_parts_of_every_shape_fill_its_integers_exactly() {
+        let device = laneway_device::open_cpu(laneway_device::CpuConfig { memory_bytes: None }).unwrap();
+        let dims = Dims {
+            groups: 16,
+            pages_per_sequence: 5,
+            seen_words: 48,
+        };
+        let buffer = |dtype, len| {
+            let name = "parts".into();
+            let place = Place::Device;
+            device
+                .alloc(BufferSpec {
+                    name,
+                    dtype,
+                    len,
+                    place,
+                })
+                .unwrap()
+        };
+        for (prefill, probed) in [(false, false), (false, true), (true, false), (true, true)] {
+            let shape = Shape {
+                rows: 3,
+                tokens: if prefill { 20 } else { 3 },
+                prefill,
+                probed,
+            };
+            let len = dims.ints(shape);
+            assert!(len <= dims.most_ints(3, 20));
+            let indices = Indices::new(
+                shape,
+                &buffer(DType::I32, len),
+                &buffer(DType::U32, 6 * SampleRow::WORDS),
+                dims,
+            );
+            let last = match (&indices.forced, &indices.prefill) {
+                (Some(forced), _) => &forced[3],
+                (None, Some(prefill)) => &prefill.codes,
+                (None, None) => &indices.text,
+            };
+            assert_eq!(last.start + last.len, len, "{shape:?}");
+        }
+    }
+
+    #[test]
+    fn the_first_pass_of_a_frame_pairs_hidden_states_and_codes() {
+        let mut ints = Vec::new();
+        Indices::push_pairs(&mut ints, 3);
+        assert_eq!(ints, [0, 1, 2, 0, 1, 2, 0, 0, 0, 1, 1, 1]);
+    }
+}
