@@ -63,6 +63,11 @@ impl Admission {
         }
     }
 
+    /// Requests that it lets in at once.
+    pub(crate) fn n_permits(&self) -> u32 {
+        self.n_permits
+    }
+
     /// `Draining` once the door is closed.
     pub(crate) fn check_open(&self) -> Result<(), Failure> {
         if self.closed.load(Ordering::SeqCst) {

@@ -28,6 +28,10 @@ const CONNECTION_GRACE: Duration = Duration::from_millis(200);
 /// Largest block of headers that a caller may send.
 const MAX_HEADER_BYTES: u32 = 16 * 1024;
 
+/// Calls of one connection beyond the requests that are admitted. Without this room a caller's excess would wait
+/// unanswered in its own library, and so would its health checks and cancels.
+const EXTRA_CALLS: u32 = 1024;
+
 /// Between HTTP/2 pings to callers, which find one that is gone without a word.
 const CALLER_KEEP_ALIVE: Duration = Duration::from_secs(10);
 
@@ -143,6 +147,7 @@ impl Gateway {
         let server = Server::builder()
             .tcp_nodelay(true)
             .http2_max_header_list_size(MAX_HEADER_BYTES)
+            .max_concurrent_streams(admission.n_permits().saturating_add(EXTRA_CALLS))
             .http2_keepalive_interval(Some(CALLER_KEEP_ALIVE))
             .add_service(speech)
             .add_service(ModelsServer::new(api.clone()))

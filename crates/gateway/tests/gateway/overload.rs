@@ -59,6 +59,40 @@ async fn requests_beyond_the_bound_are_refused_at_once_and_admitted_ones_go_on()
 }
 
 #[tokio::test]
+async fn a_full_gateway_answers_health_and_refuses_on_the_same_connection() {
+    const PLACES: usize = 300;
+    let worker = FakeWorker::start("a", hangs());
+    worker.set_status(|status| {
+        status.load = Some(v1::WorkerLoad {
+            capacity: PLACES as u32,
+            ..Default::default()
+        });
+    });
+    let gateway = gateway(&[&worker], |config| {
+        config.max_in_flight = NonZeroUsize::new(PLACES).unwrap()
+    })
+    .await;
+    gateway.serving().await;
+    let mut held = Vec::new();
+    for _ in 0..PLACES {
+        held.push(gateway.begin(request()).await.unwrap());
+    }
+    worker.until_open(PLACES).await;
+    let asked = Instant::now();
+    gateway.serving().await;
+    assert!(
+        asked.elapsed() < Duration::from_secs(1),
+        "health took {:?}",
+        asked.elapsed()
+    );
+    for _ in 0..PLACES {
+        assert_eq!(gateway.fails(request()).await.code, ErrorCode::Overloaded);
+    }
+    drop(held);
+    worker.until_open(0).await;
+}
+
+#[tokio::test]
 async fn a_full_worker_is_passed_over_and_full_workers_are_said_to_be_so() {
     let full = vec![Step::Refuse(Failure::new(
         ErrorCode::Overloaded,
