@@ -227,8 +227,6 @@ pub struct LaneSpec {
     pub memory_bytes: Option<u64>,
     /// Most rows of one of its steps.
     pub max_rows: u32,
-    /// How long it may wait for more rows while no listener can underrun. Zero: it never waits.
-    pub max_wait: Duration,
 }
 
 /// Stream priority.

@@ -101,8 +101,8 @@ pub struct RawNodeGroup {
     pub auto: Option<RawAuto>,
     /// Memory budget of the lane.
     pub memory: Option<ByteSize>,
-    /// How steps of the lane collect rows.
-    pub batching: Option<RawBatching>,
+    /// Most rows of one step of the lane; `limits.max_rows` where it is left out.
+    pub max_rows: Option<NonZeroU32>,
 }
 
 /// `lane`.
@@ -120,16 +120,6 @@ pub enum RawLane {
 pub struct RawAuto {
     /// SM partitions; 0 is no partition.
     pub sms: Vec<u32>,
-}
-
-/// `batching`.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct RawBatching {
-    /// Most rows of one step; `limits.max_rows` where it is left out.
-    pub max_rows: Option<NonZeroU32>,
-    /// How long a step may wait for more rows while no listener can underrun; not at all where it is left out.
-    pub max_wait: Option<Span>,
 }
 
 /// `mps`.

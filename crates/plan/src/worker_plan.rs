@@ -98,7 +98,6 @@ impl WorkerPlan {
                     auto_sms: lane.auto_sms.clone(),
                     memory_bytes: budget::lane_bytes(deployment, declaration, rank, lane.id),
                     max_rows: lane.max_rows,
-                    max_wait: lane.max_wait,
                 })
                 .collect(),
             resources: resources_of(deployment, declaration, rank),
@@ -222,8 +221,6 @@ pub struct LanePlan {
     pub memory_bytes: u64,
     /// Most rows of one of its steps.
     pub max_rows: u32,
-    /// How long it may wait for more rows while no listener can underrun.
-    pub max_wait: Duration,
 }
 
 /// One resource of a worker.

@@ -165,7 +165,6 @@ impl From<&LanePlan> for v1::PlannedLane {
             auto_sms: lane.auto_sms.clone(),
             memory_bytes: lane.memory_bytes,
             max_rows: lane.max_rows,
-            max_wait_us: lane.max_wait.as_micros() as u64,
         }
     }
 }
@@ -187,7 +186,6 @@ impl TryFrom<v1::PlannedLane> for LanePlan {
             auto_sms: lane.auto_sms,
             memory_bytes: lane.memory_bytes,
             max_rows: lane.max_rows,
-            max_wait: Duration::from_micros(lane.max_wait_us),
         })
     }
 }

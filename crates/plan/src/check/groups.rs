@@ -1,7 +1,6 @@
 //! Node groups: which node runs where, and the lanes that this makes.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::time::Duration;
 
 use crate::declaration::ModelDeclaration;
 use crate::deployment::{LaneSpec, NodePlacement, Placement, Priority, RankSpec};
@@ -31,7 +30,6 @@ pub(super) struct LaneSettings {
     auto_sms: Option<Vec<u32>>,
     pub(super) memory: Option<u64>,
     max_rows: Option<u32>,
-    max_wait: Option<Duration>,
 }
 
 impl Loaded {
@@ -72,8 +70,7 @@ impl Loaded {
             }
         };
         self.unused_keys(group, placement, &key);
-        let batching = group.batching.clone().unwrap_or_default();
-        if let Some(rows) = batching
+        if let Some(rows) = group
             .max_rows
             .filter(|rows| rows.get() > raw.limits.max_rows.get())
         {
@@ -84,7 +81,7 @@ impl Loaded {
             let remedy = format!("write at most {}", raw.limits.max_rows);
             self.add(Violation::new(
                 Reason::InvalidValue,
-                format!("{key}.batching.max_rows"),
+                format!("{key}.max_rows"),
                 message,
                 remedy,
             ));
@@ -99,8 +96,7 @@ impl Loaded {
                 sms: group.sms.map(Into::into),
                 auto_sms: group.auto.as_ref().map(|auto| auto.sms.clone()),
                 memory: group.memory.map(|bytes| bytes.0),
-                max_rows: batching.max_rows.map(Into::into),
-                max_wait: batching.max_wait.map(|wait| wait.0),
+                max_rows: group.max_rows.map(Into::into),
             },
             key,
         }
@@ -125,10 +121,10 @@ impl Loaded {
                 unused("auto", "without `lane: auto`", remedy);
             }
         }
-        if placement == Placement::Chain && group.batching.is_some() {
+        if placement == Placement::Chain && group.max_rows.is_some() {
             unused(
-                "batching",
-                "on the chain, which never waits for rows",
+                "max_rows",
+                "on the chain",
                 "set `limits.max_rows`, or take it out",
             );
         }
@@ -184,11 +180,8 @@ impl Loaded {
                 .unwrap_or_default(),
             memory_bytes: self.setting(id, groups, "memory", |settings| settings.memory),
             max_rows: self
-                .setting(id, groups, "batching.max_rows", |settings| settings.max_rows)
+                .setting(id, groups, "max_rows", |settings| settings.max_rows)
                 .unwrap_or(max_rows),
-            max_wait: self
-                .setting(id, groups, "batching.max_wait", |settings| settings.max_wait)
-                .unwrap_or_default(),
         }
     }
 

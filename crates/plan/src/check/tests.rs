@@ -181,7 +181,7 @@ node_groups:
     lane_id: 1
     auto: { sms: [0, 16, 32, 64] }
     memory: 4GiB
-    batching: { max_rows: 16, max_wait: 5ms }
+    max_rows: 16
   - nodes: [Encoder]
     ranks: [1]
 rank_devices: { 0: 0, 1: 0 }
@@ -223,7 +223,6 @@ services:
     );
     assert_eq!(deployment.lanes[1].auto_sms, [0, 16, 32, 64]);
     assert_eq!(deployment.lanes[1].memory_bytes, Some(4 << 30));
-    assert_eq!(deployment.lanes[1].max_wait.as_millis(), 5);
     assert_eq!(deployment.ranks[1].active_thread_percentage, Some(30));
     assert_eq!(deployment.mps, MpsMode::Unmanaged);
     let sizes: Vec<_> = deployment

@@ -10,7 +10,6 @@ fn plan() -> WorkerPlan {
         auto_sms: vec![0, 16],
         memory_bytes: 1 << 33,
         max_rows: 64,
-        max_wait: Duration::from_micros(1500),
     };
     let node = |node: &str, placement| NodePlan {
         node: node.into(),

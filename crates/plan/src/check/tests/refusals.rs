@@ -266,7 +266,7 @@ fn plain_cases() -> Vec<Case> {
         ),
         Case::file(
             InvalidValue,
-            ("lane: 1", "lane: 1\n    batching: { max_rows: 65 }"),
+            ("lane: 1", "lane: 1\n    max_rows: 65"),
             10,
             "at most 64",
         ),
@@ -341,7 +341,7 @@ fn plain_cases() -> Vec<Case> {
         ),
         Case::file(
             LaneKeyUnused,
-            ("[Talker]", "[Talker]\n    batching: { max_rows: 8 }"),
+            ("[Talker]", "[Talker]\n    max_rows: 8"),
             8,
             "`limits.max_rows`",
         ),
