@@ -16,6 +16,7 @@ pub mod request;
 pub mod speaker_encoder;
 mod talker;
 pub mod tokenizer;
+pub mod verify;
 
 #[cfg(test)]
 mod test_support;

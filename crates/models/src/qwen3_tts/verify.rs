@@ -1,0 +1,299 @@
+//! Verification of a build on a device: every case of a golden directory through an engine, against the
+//! reference's tensors.
+//!
+//! A golden directory holds `manifest.json`, a safetensors file a case and, for small models, `model-*`
+//! directories; true sizes use the presets. Weights that are not stored are generated from the manifest's
+//! seed. Talker, Codec and RefEncoder run each on its own lane, so lanes and edges are verified too.
+
+mod case;
+mod golden;
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use laneway_device::{Device, Priority};
+use laneway_engine::{
+    Engine, EngineConfig, EngineHandle, LaneConfig, Limits, NodeConfig, OutputEvent, ResourceConfig,
+    StartError, Submission, SubmitError,
+};
+use laneway_models_decl::{Sizing, qwen3_tts::presets};
+use laneway_plan::deployment::{DeviceKind, ModelConfig, Weights};
+
+use super::model::{OpenError, Qwen3Tts};
+use super::request::{Probe, ProbeRecord};
+use case::Case;
+use golden::Manifest;
+
+/// Largest difference that passes, of any value compared but scores.
+pub const TOLERANCE: f32 = 1e-3;
+/// Largest difference of processed scores that passes.
+pub const SCORE_TOLERANCE: f32 = 1e-5;
+
+const PAGE_SIZE: u32 = 16;
+const PREFILL_TOKENS: usize = 512;
+const SEQ_LEN: usize = 1024;
+/// A case of a true-size model takes minutes on a small processor.
+const DEADLINE: Duration = Duration::from_secs(3600);
+
+/// What to verify.
+#[derive(Debug, Clone)]
+pub struct VerifyOptions {
+    /// Golden directory.
+    pub golden: PathBuf,
+    /// Directory with `model-*` checkpoints, in place of generated weights.
+    pub weights: Option<PathBuf>,
+    /// Run these cases only; empty: all.
+    pub cases: Vec<String>,
+    /// Where to run.
+    pub device: Arc<dyn Device>,
+    /// Decides the declared sizes.
+    pub device_kind: DeviceKind,
+}
+
+/// Why verification could not run.
+#[derive(Debug, thiserror::Error)]
+pub enum VerifyError {
+    /// A golden file is missing or malformed.
+    #[error("{}: {problem}", path.display())]
+    Golden {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        problem: String,
+    },
+    /// The model cannot be opened.
+    #[error(transparent)]
+    Open(#[from] OpenError),
+    /// The engine does not start.
+    #[error(transparent)]
+    Start(#[from] StartError),
+    /// A case could not be submitted or failed.
+    #[error("case {case}: {problem}")]
+    Case {
+        /// Its name.
+        case: String,
+        /// What happened.
+        problem: String,
+    },
+}
+
+/// One compared quantity.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Difference {
+    /// `logits`, `waveform`, …
+    pub what: &'static str,
+    /// Largest absolute difference; infinite when the sizes differ.
+    pub largest: f32,
+    /// Largest that passes.
+    pub tolerance: f32,
+}
+
+/// The result of one case.
+#[derive(Debug, Clone, PartialEq)]
+pub struct CaseReport {
+    /// Its name.
+    pub case: String,
+    /// Frames of the reference.
+    pub frames: usize,
+    /// Every code equals the reference's.
+    pub codes_equal: bool,
+    /// Everything else that was compared.
+    pub differences: Vec<Difference>,
+    /// Wall time of the case.
+    pub took: Duration,
+}
+
+impl CaseReport {
+    /// Codes are equal and every difference is within its tolerance.
+    pub fn passed(&self) -> bool {
+        self.codes_equal
+            && self
+                .differences
+                .iter()
+                .all(|difference| difference.largest <= difference.tolerance)
+    }
+
+    /// The difference of one quantity, if it was compared.
+    pub fn difference(&self, what: &str) -> Option<&Difference> {
+        self.differences.iter().find(|difference| difference.what == what)
+    }
+}
+
+/// Run every case of a golden directory, one after the other, and hand each report to `each` as it comes.
+///
+/// # Errors
+/// Something keeps the cases from running; a case that runs and differs is a report, not an error.
+pub fn verify(
+    options: &VerifyOptions,
+    each: &mut dyn FnMut(&CaseReport),
+) -> Result<Vec<CaseReport>, VerifyError> {
+    let manifest = Manifest::read(&options.golden)?;
+    let mut reports = Vec::new();
+    for kind in ["custom_voice", "voice_design", "base"] {
+        let cases: Vec<_> = manifest
+            .cases_of(kind)
+            .filter(|name| options.cases.is_empty() || options.cases.contains(name))
+            .collect();
+        if cases.is_empty() {
+            continue;
+        }
+        let bench = Bench::start(options, &manifest, kind)?;
+        for name in cases {
+            let case = Case::open(&options.golden, &manifest, &name)?;
+            let report = bench.run(&case)?;
+            each(&report);
+            reports.push(report);
+        }
+    }
+    Ok(reports)
+}
+
+/// An engine with one model of a golden set.
+struct Bench {
+    model: Arc<Qwen3Tts>,
+    handle: EngineHandle,
+    _engine: Engine,
+}
+
+/// What came out of a run.
+struct Outcome {
+    record: ProbeRecord,
+    samples: Vec<f32>,
+}
+
+impl Bench {
+    fn start(options: &VerifyOptions, manifest: &Manifest, kind: &str) -> Result<Self, VerifyError> {
+        let sizing = Sizing {
+            device: options.device_kind,
+            page_size: PAGE_SIZE,
+            max_prefill_tokens: PREFILL_TOKENS as u32,
+        };
+        let (weights, config) = sources(options, manifest, kind)?;
+        let model = Arc::new(Qwen3Tts::open(&weights, config.as_ref(), &sizing)?);
+        let declaration = laneway_engine::node::Model::declaration(&*model);
+        let lane = || LaneConfig {
+            priority: Priority::default(),
+            partition_sms: None,
+            max_rows: 1,
+        };
+        let nodes = declaration
+            .nodes
+            .iter()
+            .enumerate()
+            .map(|(lane, node)| NodeConfig {
+                node: node.name.clone(),
+                lane,
+            });
+        let resources = declaration.resources.iter().map(|resource| ResourceConfig {
+            key: resource.key.clone(),
+            slots: match resource.page_size {
+                0 => 1,
+                page_size => SEQ_LEN as u32 / page_size,
+            },
+            page_size: resource.page_size,
+        });
+        let (engine, handle) = Engine::start(EngineConfig {
+            device: options.device.clone(),
+            model: model.clone(),
+            lanes: declaration.nodes.iter().map(|_| lane()).collect(),
+            nodes: nodes.collect(),
+            resources: resources.collect(),
+            chunks: Default::default(),
+            max_prefill_tokens: PREFILL_TOKENS,
+            max_seq_len: SEQ_LEN,
+            capture_buckets: Vec::new(),
+            playback_hz: 0,
+            limits: Limits {
+                step_deadline: DEADLINE,
+                start_deadline: DEADLINE,
+                ..Limits::default()
+            },
+        })?;
+        Ok(Self {
+            model,
+            handle,
+            _engine: engine,
+        })
+    }
+
+    fn run(&self, case: &Case) -> Result<CaseReport, VerifyError> {
+        let started = Instant::now();
+        let outcome = self.speak(case)?;
+        let (codes_equal, differences) = case.compare(&outcome.record, &outcome.samples)?;
+        Ok(CaseReport {
+            case: case.name.clone(),
+            frames: case.frames()?,
+            codes_equal,
+            differences,
+            took: started.elapsed(),
+        })
+    }
+
+    fn speak(&self, case: &Case) -> Result<Outcome, VerifyError> {
+        let failed = |problem: String| VerifyError::Case {
+            case: case.name.clone(),
+            problem,
+        };
+        let mut request = case.request(&self.model)?;
+        let probe = Arc::new(Probe {
+            forced: case.forced()?,
+            ..Probe::default()
+        });
+        request.probe = Some(probe.clone());
+        let mut stream = self
+            .handle
+            .submit(Submission {
+                id: case.name.clone(),
+                payload: Arc::new(request),
+                chunk: None,
+                deadline: None,
+                results: Vec::new(),
+            })
+            .map_err(|error: SubmitError| failed(error.to_string()))?;
+        let mut samples = Vec::new();
+        while let Some(event) = stream.blocking_recv() {
+            match event {
+                OutputEvent::Samples { samples: window, .. } => samples.extend(window),
+                OutputEvent::Failed(failure) => return Err(failed(format!("{failure:?}"))),
+                OutputEvent::Finished { .. } => {
+                    let record = std::mem::take(&mut *probe.record.lock());
+                    return Ok(Outcome { record, samples });
+                }
+                _ => {}
+            }
+        }
+        Err(failed("the stream ended without an end".into()))
+    }
+}
+
+/// Where weights and configuration of one kind of model come from.
+fn sources(
+    options: &VerifyOptions,
+    manifest: &Manifest,
+    kind: &str,
+) -> Result<(Weights, Option<ModelConfig>), VerifyError> {
+    let name = format!("model-{kind}");
+    if let Some(dir) = &options.weights {
+        return Ok((Weights::Path(dir.join(name)), None));
+    }
+    let weights = Weights::Random { seed: manifest.seed };
+    let dir = options.golden.join(&name);
+    if dir.join("model.safetensors").is_file() {
+        return Ok((Weights::Path(dir), None));
+    }
+    if dir.is_dir() {
+        return Ok((weights, Some(ModelConfig::Directory(dir))));
+    }
+    let preset = format!("{}-{kind}", manifest.size);
+    match presets::named(&preset) {
+        Some(_) => Ok((weights, Some(ModelConfig::Preset(preset)))),
+        None => Err(VerifyError::Golden {
+            path: Path::new(&dir).to_owned(),
+            problem: format!("is not there, and there is no preset {preset}"),
+        }),
+    }
+}
+
+#[cfg(test)]
+mod tests;
