@@ -64,8 +64,41 @@ fn every_file_is_in_the_list() {
     let files = std::fs::read_dir(directory())
         .unwrap()
         .map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    let files = files.filter(|file| file.ends_with(".yaml"));
     let listed = SHIPPED.iter().map(|(file, _)| (*file).to_owned());
     assert_eq!(files.collect::<BTreeSet<_>>(), listed.collect());
+}
+
+/// The keys of each section are asked for with one that does not exist.
+#[test]
+fn the_readme_describes_every_key() {
+    let readme = std::fs::read_to_string(directory().join("README.md")).unwrap();
+    let sections = [
+        "",
+        "node_groups.0.",
+        "node_groups.0.auto.",
+        "mps.",
+        "mps.ranks.0.",
+        "resources.codec_state.",
+        "limits.",
+        "chunks.codes.",
+        "services.",
+        "services.engine_manager.",
+        "services.gateway.",
+        "services.worker.",
+        "devices.0.",
+    ];
+    for section in sections {
+        let violations = check("1.7b-auto.yaml", &[&format!("{section}no_such_key=1")]).unwrap_err();
+        let unknown = violations
+            .iter()
+            .find(|violation| violation.reason == Reason::UnknownKey)
+            .unwrap();
+        let (_, keys) = unknown.remedy.split_once("the keys are ").unwrap();
+        for key in keys.split(", ") {
+            assert!(readme.contains(key), "{section} has a key {key}");
+        }
+    }
 }
 
 #[test]
