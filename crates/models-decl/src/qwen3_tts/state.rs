@@ -104,10 +104,26 @@ pub(super) fn codec_workspace_bytes(config: &CodecDecoderConfig, pass_frames: u3
     u64::from(pass_frames) * (2 * widest + convnext + transformer + around + rate) * WORD_BYTES
 }
 
-/// Workspace of one clip of reference speech, in f32: the two convolution buffers at the first layer's rate,
-/// where the codec encoder is widest, and the clip itself.
+/// Words that the speaker encoder keeps for each mel frame, with the sizes that the released configurations
+/// leave to the code: the bands, twelve layers of 512 channels or an eighth of it, and four and a half of 1536.
+const SPEAKER_FRAME_WORDS: u64 = 128 + 12_032;
+/// Samples from one mel frame to the next.
+const MEL_HOP: u64 = 256;
+
+/// Workspace of one clip of reference speech, in f32: the clip, two convolution buffers at the first layer's
+/// rate, where the codec encoder is widest, of which one holds a residual unit's fewer channels; its
+/// transformer; the speaker encoder.
 pub(super) fn ref_encoder_workspace_bytes(configs: &Configs, seconds: u32) -> u64 {
+    let config = &configs.speech.encoder_config;
     let samples = u64::from(seconds) * u64::from(configs.speech.output_sample_rate);
-    let filters = u64::from(configs.speech.encoder_config.num_filters);
-    samples * (2 * filters + 1) * WORD_BYTES
+    let filters = u64::from(config.num_filters);
+    let convolutions = samples * (1 + filters + filters / u64::from(config.compress.min(2)));
+    let rate: u64 = config.upsampling_ratios.iter().copied().map(u64::from).product();
+    let q = u64::from(config.num_attention_heads * config.head_dim);
+    let kv = u64::from(config.num_key_value_heads * config.head_dim);
+    let latent = u64::from(config.hidden_size + config.codebook_dim + config.num_quantizers);
+    let inner = u64::from(config.intermediate_size + config.head_dim);
+    let transformer = 2 * u64::from(config.hidden_size) + 3 * q + 4 * kv + inner + latent;
+    let speaker = samples.div_ceil(MEL_HOP) * SPEAKER_FRAME_WORDS;
+    (convolutions + samples.div_ceil(rate) * transformer + speaker) * WORD_BYTES
 }

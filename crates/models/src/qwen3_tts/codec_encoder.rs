@@ -412,17 +412,23 @@ impl Workspace {
                 bytemuck::cast_slice(&values),
             )
         };
-        let (mut rows, mut width, mut widest) = (samples, c.num_filters, samples * c.num_filters);
+        // Convolutions go from the first buffer to the second and back; the widest is the first one's output.
+        let (mut rows, mut width) = (samples, c.num_filters);
+        let mut spare = 0;
         for stride in c.upsampling_ratios.iter().rev() {
+            spare = spare.max(rows * width / c.compress);
             rows = rows.div_ceil(*stride);
             width *= 2;
-            widest = widest.max(rows * width);
+            spare = spare.max(rows * width);
         }
         let frames = rows.div_ceil(DOWNSAMPLE_STRIDE);
         let q = c.num_attention_heads * c.head_dim;
         let kv = c.num_key_value_heads * c.head_dim;
         Ok(Self {
-            wide: [buffer("wide_a", widest)?, buffer("wide_b", widest)?],
+            wide: [
+                buffer("wide_a", samples * c.num_filters)?,
+                buffer("wide_b", spare)?,
+            ],
             hidden: buffer("hidden", rows * c.hidden_size)?,
             normed: buffer("normed", rows * c.hidden_size)?,
             qkv: buffer("qkv", rows * (q + 2 * kv))?,

@@ -4,13 +4,13 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use laneway_engine::node::{Amount, EdgeResult, Model, Need, Node, NodeContext, Payload, WalkId};
-use laneway_models_decl::qwen3_tts::{CODEC_PRIME, REF_ENCODE, presets};
+use laneway_models_decl::qwen3_tts::{CODEC, CODEC_PRIME, CODEC_STATE, REF_ENCODE, REF_ENCODER, presets};
 use laneway_models_decl::{DeclareError, Sizing, declare, qwen3_tts};
 use laneway_plan::declaration::ModelDeclaration;
 use laneway_plan::deployment::{ModelConfig, Weights as WeightsKey};
 
-use super::nodes::codec::{CODEC, CODEC_STATE, CodecNode};
-use super::nodes::ref_encoder::{REF_ENCODER, RefEncoderNode};
+use super::nodes::codec::CodecNode;
+use super::nodes::ref_encoder::RefEncoderNode;
 use super::nodes::talker::{SAMPLER, TALKER, TALKER_KV, TalkerNode};
 use super::reference::{Reference, ReferenceClip};
 use super::request::{RequestBuilder, TtsRequest};

@@ -33,7 +33,7 @@ struct Block {
 }
 
 #[derive(Debug)]
-struct Workspace {
+pub(super) struct Workspace {
     /// Output of the first block, and later the input of the attention.
     first: Buffer,
     entered: Buffer,
@@ -293,7 +293,7 @@ impl Block {
 }
 
 impl Workspace {
-    fn new(device: &dyn Device, c: &SpeakerEncoderConfig, frames: usize) -> Result<Self> {
+    pub(super) fn new(device: &dyn Device, c: &SpeakerEncoderConfig, frames: usize) -> Result<Self> {
         let buffer = |name: &str, len: usize| {
             device.alloc(BufferSpec {
                 name: format!("speaker_encoder_{name}"),

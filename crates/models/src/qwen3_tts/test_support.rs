@@ -10,6 +10,9 @@ use laneway_device::{
     Buffer, BufferSpec, DType, Device, Launcher, Place, Priority, Stream, StreamConfig, Touches, View,
     testing,
 };
+use laneway_models_decl::{Sizing, declare, qwen3_tts};
+use laneway_plan::declaration::{ModelDeclaration, NodeDecl};
+use laneway_plan::deployment::{DeviceKind, ModelConfig};
 use safetensors::{Dtype, SafeTensors};
 
 use crate::checkpoint::{Checkpoint, WeightsSource};
@@ -43,6 +46,32 @@ pub(crate) fn true_size(preset: &str) -> Checkpoint {
 /// The trained demo checkpoint.
 pub(crate) fn nano() -> Checkpoint {
     Checkpoint::open(&WeightsSource::Path(manifest_dir().join("demo/nano")), None).unwrap()
+}
+
+/// What a configuration declares on the CPU device.
+pub(crate) struct DeclaredModel(ModelDeclaration);
+
+impl DeclaredModel {
+    /// The declaration of a checkpoint directory.
+    pub(crate) fn of(dir: &Path) -> Self {
+        let config = ModelConfig::Directory(dir.to_owned());
+        let sizing = Sizing {
+            device: DeviceKind::Cpu,
+            page_size: 16,
+            max_prefill_tokens: 256,
+        };
+        let declared = declare(qwen3_tts::MODEL, &config, &sizing).unwrap();
+        Self(declared.declaration)
+    }
+
+    pub(crate) fn node(&self, name: &str) -> &NodeDecl {
+        self.0.nodes.iter().find(|node| node.name == name).unwrap()
+    }
+
+    pub(crate) fn bytes_per_slot(&self, resource: &str) -> u64 {
+        let declared = self.0.resources.iter().find(|r| r.key == resource);
+        declared.unwrap().report.bytes_per_slot
+    }
 }
 
 /// One golden file.

@@ -1,6 +1,8 @@
 use super::*;
 use crate::checkpoint::Checkpoint;
-use crate::qwen3_tts::test_support::{Golden, Machine, assert_close, tiny, true_size};
+use crate::qwen3_tts::mel::mel_frames;
+use crate::qwen3_tts::speaker_encoder;
+use crate::qwen3_tts::test_support::{DeclaredModel, Golden, Machine, assert_close, tiny, true_size};
 
 fn check(checkpoint: &Checkpoint, golden: &Golden, clips: &[&str]) {
     let machine = Machine::new();
@@ -83,4 +85,30 @@ fn convolutions_agree_with_the_reference() {
     let want = golden.time_major("long/enc_seanet");
     let got: Vec<f32> = machine.fetch(&encoder.work.hidden.slice(0, want.len()));
     assert_close("enc_seanet", &got, &want, 1e-3);
+}
+
+#[test]
+fn the_workspace_fits_what_is_declared() {
+    use laneway_models_decl::qwen3_tts::{MAX_REFERENCE_SECONDS, REF_ENCODER};
+    for preset in ["0.6b-base", "1.7b-base"] {
+        let (machine, checkpoint) = (Machine::new(), true_size(preset));
+        let configs = &checkpoint.configs;
+        let speaker = configs.model.speaker_encoder_config.as_ref().unwrap();
+        let samples = (24_000 * MAX_REFERENCE_SECONDS) as usize;
+        let frames = mel_frames(samples);
+        let _workspaces = (
+            Workspace::new(&*machine.device, &configs.speech, samples).unwrap(),
+            speaker_encoder::Workspace::new(&*machine.device, speaker, frames).unwrap(),
+            machine.alloc("wav", DType::F32, samples, Place::Device),
+            machine.alloc("mel", DType::F32, frames * speaker.mel_dim, Place::Device),
+        );
+        let used = machine.device.facts().used_bytes;
+        let declared = DeclaredModel::of(&checkpoint.dir)
+            .node(REF_ENCODER)
+            .workspace_bytes;
+        assert!(
+            used <= declared && declared < used + used / 20,
+            "{preset}: {used} bytes used, {declared} declared"
+        );
+    }
 }

@@ -10,26 +10,14 @@ use laneway_engine::node::{
     BoundResource, EdgeRing, Item, Node, NodeContext, Payload, PlanError, RowError, RowOutcome, RowState,
     Stage, StepRow, WalkId,
 };
+use laneway_models_decl::qwen3_tts::{CODEC, CODEC_CHUNK, CODEC_PRIME, CODEC_STATE, codec_pass_frames};
 use laneway_plan::declaration::ModelDeclaration;
+use laneway_plan::deployment::DeviceKind;
 
 use crate::checkpoint::Weights;
 use crate::checkpoint::config::CodecDecoderConfig;
 use crate::qwen3_tts::codec::{CodecDecoder, CodecStep, StreamWindow};
 use crate::qwen3_tts::load::LoadError;
-
-/// Name of the node.
-pub const CODEC: &str = "Codec";
-/// Walk that decodes windows of the `codes` edge.
-pub const CODEC_CHUNK: &str = "codec_chunk";
-/// Walk that runs reference frames through the state.
-pub const CODEC_PRIME: &str = "codec_prime";
-/// Resource that holds the streams' states.
-pub const CODEC_STATE: &str = "codec_state";
-
-/// Frames of a pass. A CPU pass stays small so that the widest activations stay in its caches; elsewhere a
-/// pass must fill the machine.
-const CPU_PASS_FRAMES: usize = 16;
-const PASS_FRAMES: usize = 256;
 
 /// Why the node cannot be built.
 #[derive(Debug, thiserror::Error)]
@@ -88,11 +76,12 @@ impl CodecNode {
             .find(|edge| edge.to == CODEC_CHUNK)
             .ok_or_else(|| bad(format!("no stream edge leads to {CODEC_CHUNK}")))?;
         let max_window = edge.max_window as usize;
-        let pass_frames = if context.device.facts().exact_buckets {
-            CPU_PASS_FRAMES
+        let kind = if context.device.facts().sms == 0 {
+            DeviceKind::Cpu
         } else {
-            PASS_FRAMES
+            DeviceKind::Cuda
         };
+        let pass_frames = codec_pass_frames(kind) as usize;
         let decoder = CodecDecoder::load(&*context.device, config, weights, max_window, pass_frames)?;
         let state = context
             .resources

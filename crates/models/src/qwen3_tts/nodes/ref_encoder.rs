@@ -7,6 +7,7 @@ use laneway_device::{Buffer, BufferSpec, DType, Device, Launcher, Place, Touches
 use laneway_engine::node::{
     Node, NodeContext, Payload, PlanError, RowError, RowOutcome, RowState, Stage, StepRow, WalkId,
 };
+use laneway_models_decl::qwen3_tts::{MAX_REFERENCE_SECONDS, REF_ENCODER};
 
 use crate::checkpoint::Checkpoint;
 use crate::qwen3_tts::codec_encoder::CodecEncoder;
@@ -15,15 +16,10 @@ use crate::qwen3_tts::mel::{MelSpectrogram, mel_frames};
 use crate::qwen3_tts::reference::{CODES_PER_FRAME, Reference, ReferenceClip};
 use crate::qwen3_tts::speaker_encoder::SpeakerEncoder;
 
-/// Name of the node.
-pub const REF_ENCODER: &str = "RefEncoder";
-/// Its walk.
-pub const REF_ENCODE: &str = "ref_encode";
-
 /// Shortest clip: below it there is too little voice, and the encoder's mirrored edges need 0.02 s anyway.
 const MIN_SAMPLES: usize = ReferenceClip::SAMPLE_RATE_HZ as usize * 3 / 10;
 /// Longest clip; it bounds the workspace.
-const MAX_SAMPLES: usize = ReferenceClip::SAMPLE_RATE_HZ as usize * 30;
+const MAX_SAMPLES: usize = (ReferenceClip::SAMPLE_RATE_HZ * MAX_REFERENCE_SECONDS) as usize;
 /// A clip whose root mean square is below -60 dB of full scale holds no voice.
 const SILENT_RMS: f64 = 1e-3;
 

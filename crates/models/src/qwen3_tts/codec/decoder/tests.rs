@@ -2,7 +2,7 @@ use laneway_device::Touches;
 
 use super::*;
 use crate::checkpoint::Checkpoint;
-use crate::qwen3_tts::test_support::{Golden, Machine, assert_close, tiny, true_size};
+use crate::qwen3_tts::test_support::{DeclaredModel, Golden, Machine, assert_close, nano, tiny, true_size};
 
 /// Every stage of one pass over the golden codes against the reference's own tensors.
 fn check_stages(checkpoint: &Checkpoint, golden: &Golden, tolerance: f32) {
@@ -78,4 +78,31 @@ fn stages_agree_with_the_reference() {
 #[ignore = "true size: generates 0.7 GB of weights"]
 fn stages_agree_with_the_reference_at_true_size() {
     check_stages(&true_size("0.6b-base"), &Golden::open("0.6b/codec"), 1e-3);
+}
+
+#[test]
+fn slots_and_workspace_are_as_declared() {
+    use laneway_models_decl::qwen3_tts::{CODEC, CODEC_STATE, MAX_WINDOW, codec_pass_frames};
+    use laneway_plan::deployment::DeviceKind;
+    let pass_frames = codec_pass_frames(DeviceKind::Cpu) as usize;
+    for checkpoint in [
+        nano(),
+        tiny("base"),
+        true_size("0.6b-base"),
+        true_size("1.7b-base"),
+    ] {
+        let machine = Machine::new();
+        let config = &checkpoint.configs.speech.decoder_config;
+        let declared = DeclaredModel::of(&checkpoint.dir);
+        let layout = CodecStateLayout::new(config, MAX_WINDOW as usize);
+        assert_eq!(layout.bytes_per_slot(), declared.bytes_per_slot(CODEC_STATE));
+        let _workspace = Workspace::new(&*machine.device, config, pass_frames).unwrap();
+        let used = machine.device.facts().used_bytes;
+        let bytes = declared.node(CODEC).workspace_bytes;
+        assert!(
+            used <= bytes && bytes < used + used / 20,
+            "{:?}: {used} bytes used, {bytes} declared",
+            checkpoint.dir
+        );
+    }
 }
