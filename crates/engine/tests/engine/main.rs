@@ -3,4 +3,5 @@
 
 mod behaviour;
 mod invariants;
+mod random;
 mod support;

@@ -247,7 +247,10 @@ impl Model for FakeModel {
                 kit: Kit::new(context, planned)?,
             }),
             "RefEncoder" => Box::new(RefEncoder {
-                bank: Bank::new(&context, 0, MAX_REFERENCE)?,
+                banks: [
+                    Bank::new(&context, 0, MAX_REFERENCE)?,
+                    Bank::new(&context, 0, MAX_REFERENCE)?,
+                ],
                 kit: Kit::new(context, planned)?,
             }),
             other => return Err(format!("no node {other}").into()),
@@ -862,7 +865,7 @@ impl Node for Codec {
 
 struct RefEncoder {
     kit: Kit,
-    bank: Bank,
+    banks: [Bank; 2],
 }
 
 impl Node for RefEncoder {
@@ -891,13 +894,14 @@ impl Node for RefEncoder {
     ) -> Result<(), PlanError> {
         self.kit.faults(walk, stage, rows)?;
         assert!(rows.len() <= 2, "the engine asks how many fit");
-        let mut inputs = vec![0.0; self.bank.rows * MAX_REFERENCE * WORDS];
+        let bank = &self.banks[stage.0];
+        let mut inputs = vec![0.0; bank.rows * MAX_REFERENCE * WORDS];
         for (index, row) in rows.iter().enumerate() {
             for (place, item) in request(row.payload).reference_items().iter().enumerate() {
-                inputs[(place * self.bank.rows + index) * WORDS..][..WORDS].copy_from_slice(item);
+                inputs[(place * bank.rows + index) * WORDS..][..WORDS].copy_from_slice(item);
             }
         }
-        self.bank.fill(self.kit.device(), &[], &inputs)?;
+        bank.fill(self.kit.device(), &[], &inputs)?;
         Ok(())
     }
 
@@ -908,11 +912,12 @@ impl Node for RefEncoder {
         _n_rows: usize,
         launcher: &Launcher<'_>,
     ) -> laneway_device::Result<()> {
-        self.bank.upload(launcher)?;
-        self.kit.break_off(stage, launcher, self.bank.index(0, 0))?;
+        let bank = &self.banks[stage.0];
+        bank.upload(launcher)?;
+        self.kit.break_off(stage, launcher, bank.index(0, 0))?;
         launcher.run(op::Copy {
-            src: self.bank.inputs.view(),
-            dst: self.bank.out.view(),
+            src: bank.inputs.view(),
+            dst: bank.out.view(),
         })
     }
 
@@ -923,10 +928,10 @@ impl Node for RefEncoder {
     fn postprocess(
         &mut self,
         walk: WalkId,
-        _stage: Stage,
+        stage: Stage,
         rows: &mut [Option<StepRow<'_>>],
     ) -> Vec<RowOutcome> {
-        let (kit, bank) = (&self.kit, &self.bank);
+        let (kit, bank) = (&self.kit, &self.banks[stage.0]);
         let outcome = |(index, row): (usize, &mut Option<StepRow<'_>>)| {
             let Some(row) = row else {
                 return RowOutcome::default();
