@@ -214,8 +214,8 @@ impl EngineHandle {
         });
         let id = RequestId(shared.next_id.fetch_add(1, Ordering::Relaxed));
         let control = Arc::new(Control::new(id, name.clone(), ingress, shared.waker.clone()));
-        // One place more than may be used: the terminal event always fits.
-        let (output, receiver) = mpsc::channel(topology.limits.output_events.max(1) + 1);
+        // Two places more than may be used: the first and the terminal event always fit.
+        let (output, receiver) = mpsc::channel(topology.limits.output_events.max(1) + 2);
         let accepted = Box::new(Accepted {
             control: control.clone(),
             submission,

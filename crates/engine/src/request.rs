@@ -130,8 +130,11 @@ impl Request {
     /// Whether one more step whose landing may send an event can be launched. When not, the listener is asked
     /// to say so as soon as it has taken something.
     pub(crate) fn output_room(&mut self) -> bool {
-        // One place is kept for the terminal event.
-        let room = |request: &Self| request.output.capacity() > request.output_reserved + 1;
+        // One place is kept for the terminal event, and one for `Started` until that was sent.
+        let room = |request: &Self| {
+            let kept = 1 + usize::from(!request.running);
+            request.output.capacity() > request.output_reserved + kept
+        };
         if !room(self) {
             self.control.want_room();
             if !room(self) {
@@ -159,7 +162,13 @@ impl Request {
 
     /// Send an event for which there is room. A listener that went away is a kill that is on its way.
     pub(crate) fn send(&self, event: OutputEvent) {
-        let _ = self.output.try_send(event);
+        if let Err(mpsc::error::TrySendError::Full(event)) = self.output.try_send(event) {
+            tracing::error!(
+                request = &*self.control.name,
+                ?event,
+                "no place was kept for an event"
+            );
+        }
     }
 
     /// Every request edge of `awaits` that runs for this request has delivered.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use laneway_engine::node::FinishReason;
-use laneway_engine::{FailureKind, Health, Limits, OutputEvent, PushError, SubmitError};
+use laneway_engine::{FailureKind, Health, Limits, OutputEvent, PushError, RequestStream, SubmitError};
 
 use crate::support::*;
 
@@ -321,6 +321,35 @@ fn a_slow_listener_gets_everything() {
         let mut stream = rig.submit("a", request.clone());
         eventually("its producer parks", || rig.stats().parks > 0);
         rig.collect(&mut stream).assert_finished(&request);
+    }
+}
+
+/// Nobody listens, and still there is a place for the events that must come.
+#[test]
+fn the_terminal_event_always_has_its_place() {
+    let rig = Rig::start(RigConfig {
+        nodes: vec![("Talker", 0), ("Codec", 1), ("RefEncoder", 2)],
+        limits: Limits {
+            output_events: 1,
+            ..RigConfig::default().limits
+        },
+        ..RigConfig::default()
+    });
+    let request = FakeRequest {
+        reference: 4,
+        ..FakeRequest::new(1, 100)
+    };
+    for end in [RequestStream::stop, RequestStream::kill] {
+        let mut stream = rig.submit("a", request.clone());
+        eventually("it parks on its output", || {
+            rig.stats().running == 1 && rig.planned(1) > 0
+        });
+        end(&stream);
+        let collected = rig.collect(&mut stream);
+        assert_eq!(
+            (collected.started, collected.results, collected.terminals),
+            (1, 1, 1)
+        );
     }
 }
 
