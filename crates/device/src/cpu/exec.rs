@@ -72,7 +72,7 @@ fn residual<'a>(
 }
 
 fn weights<'a>(o: &mut Operands, w: &'a Matrix, view: &'a View) -> Result<Weights<'a>, String> {
-    let len = pack::packed_len(w.n, w.k);
+    let len = pack::packed_len(w.n, w.k, w.packed.dtype());
     match w.packed.dtype() {
         DType::Bf16 => Ok(Weights::Bf16(o.read(view, len)?)),
         _ => Ok(Weights::F32(o.read(view, len)?)),
@@ -271,7 +271,7 @@ fn sample_rows(op: &op::Sample) -> Result<(), String> {
             };
             let z = sized(&mut scratch.data, vocab);
             z.copy_from_slice(&logits[r * vocab..][..vocab]);
-            let token = sample(z, rules, row, seen.as_deref(), &mut scratch.order)
+            let token = sample(z, rules, row, seen.as_deref(), &mut scratch.sample)
                 .map_err(|e| format!("row {r}: {e}"))?;
             if let Some(seen) = &mut seen {
                 seen[token as usize / 32] |= 1 << (token % 32);

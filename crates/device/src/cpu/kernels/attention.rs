@@ -240,7 +240,7 @@ impl Head<'_> {
         // Where vector u of a head starts, and its lanes in use: none behind the head.
         let start = |u: usize| (u * LANES).min(dim);
         let in_vector = |u: usize| LANES.min(dim - start(u));
-        let scale = s.splat((dim as f32).powf(-0.5));
+        let scale = s.splat(1.0 / (dim as f32).sqrt());
         let mut query = [s.splat(0.0); N];
         for (u, query) in query.iter_mut().enumerate() {
             *query = s.load_part(&q[start(u)..], in_vector(u), 0.0);

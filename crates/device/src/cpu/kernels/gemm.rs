@@ -12,7 +12,7 @@ use super::simd::{Kernel, LANES, Portable, Simd};
 use crate::op::Activation;
 
 /// Most rows of a tile.
-const MAX_ROWS: usize = 8;
+const MAX_ROWS: usize = 16;
 
 /// A packed weight matrix, see `pack`.
 #[derive(Clone, Copy)]
@@ -127,11 +127,11 @@ impl Product<'_> {
             );
         }
         for first in (0..self.n).step_by(PANEL) {
-            let width = PANEL.min((self.n - first).next_multiple_of(LANES));
+            let width = PANEL.min((self.n - first).next_multiple_of(W::UNITS * LANES));
             let panel = &w[first * k..][..width * k];
             let mut column = 0;
             while column < width {
-                let units = S::units(self.rows.len(), (width - column) / LANES);
+                let units = S::units::<W>(self.rows.len(), (width - column) / LANES);
                 self.strip(s, panel, width, first, column, units);
                 column += units * LANES;
             }
@@ -161,7 +161,7 @@ impl Product<'_> {
                 w: &panel[column..],
                 width,
             };
-            s.multiply(&operands, units, &mut tile);
+            W::multiply(s, &operands, units, &mut tile);
             let (epilogue, n, out) = (&self.epilogue, self.n, &mut *self.out);
             s.vectorize(
                 #[inline(always)]
@@ -186,15 +186,18 @@ impl Epilogue<'_> {
     ) {
         for unit in 0..units {
             let c = column + unit * LANES;
+            if c >= n {
+                break;
+            }
             let lanes = LANES.min(n - c);
-            let bias = match self.bias {
-                Some(bias) => Some(s.load_part(&bias[c..], lanes, 0.0)),
-                None => None,
-            };
-            let scale = match self.scale {
-                Some(scale) => Some(s.load_part(&scale[c..], lanes, 0.0)),
-                None => None,
-            };
+            let bias = self.bias.map(
+                #[inline(always)]
+                |bias| s.load_part(&bias[c..], lanes, 0.0),
+            );
+            let scale = self.scale.map(
+                #[inline(always)]
+                |scale| s.load_part(&scale[c..], lanes, 0.0),
+            );
             for (sums, row) in tile.iter().zip(rows) {
                 let at = row.output * n + c;
                 let mut v = s.load(&sums[unit * LANES..]);
@@ -221,20 +224,48 @@ impl Epilogue<'_> {
 
 /// A weight element.
 pub(crate) trait Weight: Copy {
-    fn load<S: Simd>(s: S, x: &[Self]) -> S::V;
+    /// Vectors of columns that lie together.
+    const UNITS: usize;
+    /// `UNITS` vectors of columns of one k.
+    fn load<S: Simd, const UNITS: usize>(s: S, x: &[Self]) -> [S::V; UNITS];
+    /// The level's tile function for this type.
+    fn multiply<S: Tiles>(s: S, operands: &TileOperands<'_, Self>, units: usize, tile: &mut Tile);
 }
 
 impl Weight for f32 {
+    const UNITS: usize = 1;
+
     #[inline(always)]
-    fn load<S: Simd>(s: S, x: &[f32]) -> S::V {
-        s.load(x)
+    fn multiply<S: Tiles>(s: S, operands: &TileOperands<'_, f32>, units: usize, tile: &mut Tile) {
+        s.multiply_f32(operands, units, tile);
+    }
+
+    #[inline(always)]
+    fn load<S: Simd, const UNITS: usize>(s: S, x: &[f32]) -> [S::V; UNITS] {
+        let mut v = [s.splat(0.0); UNITS];
+        for (v, x) in v.iter_mut().zip(x.chunks_exact(LANES)) {
+            *v = s.load(x);
+        }
+        v
     }
 }
 
 impl Weight for u16 {
+    const UNITS: usize = 2;
+
     #[inline(always)]
-    fn load<S: Simd>(s: S, x: &[u16]) -> S::V {
-        s.load_bf16(x)
+    fn multiply<S: Tiles>(s: S, operands: &TileOperands<'_, u16>, units: usize, tile: &mut Tile) {
+        s.multiply_bf16(operands, units, tile);
+    }
+
+    #[inline(always)]
+    fn load<S: Simd, const UNITS: usize>(s: S, x: &[u16]) -> [S::V; UNITS] {
+        const { assert!(UNITS.is_multiple_of(2), "bfloat16 columns are packed in pairs of vectors") };
+        let mut v = [s.splat(0.0); UNITS];
+        for (v, x) in v.chunks_exact_mut(2).zip(x.chunks_exact(2 * LANES)) {
+            (v[0], v[1]) = s.load_bf16_pair(x);
+        }
+        v
     }
 }
 
@@ -249,84 +280,132 @@ pub(crate) struct TileOperands<'a, W> {
     width: usize,
 }
 
+impl<W> TileOperands<'_, W> {
+    /// Whether each row starts `spacing` elements behind the one before.
+    fn spaced(&self, spacing: usize) -> bool {
+        self.rows
+            .windows(2)
+            .all(|pair| pair[0].input + spacing == pair[1].input)
+    }
+}
+
 /// Sums of a tile, before the epilogue.
 type Tile = [[f32; PANEL]; MAX_ROWS];
 
 /// The tile sizes of a level: what its registers hold. Only these are compiled.
 pub(crate) trait Tiles: Simd {
     /// Vectors of columns of the next strip, of `left` in the panel.
-    fn units(rows: usize, left: usize) -> usize;
+    fn units<W: Weight>(rows: usize, left: usize) -> usize;
     /// Rows of the next tile, of `left` in the strip.
     fn rows(left: usize, units: usize) -> usize;
     /// Sums of `rows` × `units` vectors of columns into `tile`.
-    fn multiply<W: Weight>(self, operands: &TileOperands<'_, W>, units: usize, tile: &mut Tile);
+    fn multiply_f32(self, operands: &TileOperands<'_, f32>, units: usize, tile: &mut Tile);
+    /// As [`Tiles::multiply_f32`].
+    fn multiply_bf16(self, operands: &TileOperands<'_, u16>, units: usize, tile: &mut Tile);
 }
 
-macro_rules! tiles {
-    ($level:ty, units: $choose_units:expr, rows: $choose_rows:expr, $(($rows:literal, $units:literal)),* $(,)?) => {
-        impl Tiles for $level {
-            #[inline(always)]
-            fn units(rows: usize, left: usize) -> usize {
-                $choose_units(rows, left)
-            }
-            #[inline(always)]
-            fn rows(left: usize, units: usize) -> usize {
-                $choose_rows(left, units)
-            }
-            #[inline(always)]
-            fn multiply<W: Weight>(self, operands: &TileOperands<'_, W>, units: usize, tile: &mut Tile) {
-                match (operands.rows.len(), units) {
-                    $(($rows, $units) => self.vectorize(
-                        #[inline(always)]
-                        || multiply_tile::<Self, W, $rows, $units>(self, operands, tile),
-                    ),)*
-                    (rows, units) => unreachable!("no tile of {rows} rows and {units} vectors"),
-                }
+/// The two `multiply` functions with their tile sizes as (rows, units).
+macro_rules! multiply {
+    (f32: $($f32:tt),*; bf16: $($bf16:tt),* $(,)?) => {
+        multiply!(@function multiply_f32, f32, $($f32),*);
+        multiply!(@function multiply_bf16, u16, $($bf16),*);
+    };
+    (@function $name:ident, $weight:ty, $(($rows:literal, $units:literal)),*) => {
+        #[inline(always)]
+        fn $name(self, operands: &TileOperands<'_, $weight>, units: usize, tile: &mut Tile) {
+            match (operands.rows.len(), units) {
+                $(($rows, $units) => {
+                    // Many rows have no register each for their address: spaced evenly by a known number they
+                    // need only one.
+                    if $rows > 8 && operands.spaced(16) {
+                        self.vectorize(
+                            #[inline(always)]
+                            || multiply_tile::<Self, _, $rows, $units, 16>(self, operands, tile),
+                        );
+                    } else {
+                        self.vectorize(
+                            #[inline(always)]
+                            || multiply_tile::<Self, _, $rows, $units, 0>(self, operands, tile),
+                        );
+                    }
+                })*
+                (rows, units) => unreachable!("no tile of {rows} rows and {units} vectors"),
             }
         }
     };
 }
 
-/// The largest of `sizes` (descending, ending in 1) that fits.
+/// The largest of `sizes` (descending) that fits.
 #[inline(always)]
 fn largest(sizes: &[usize], left: usize) -> usize {
     sizes.iter().copied().find(|&size| size <= left).unwrap_or(1)
 }
 
 // 16 registers hold 2 vectors of sums, or a row of 4 with nothing to spare for a second row.
-tiles!(
-    Portable,
-    units: |_, _| 1,
-    rows: |left, _| largest(&[2, 1], left),
-    (1, 1), (2, 1),
-);
+impl Tiles for Portable {
+    #[inline(always)]
+    fn units<W: Weight>(_rows: usize, _left: usize) -> usize {
+        W::UNITS
+    }
+    #[inline(always)]
+    fn rows(left: usize, units: usize) -> usize {
+        if units == 1 { left.min(2) } else { 1 }
+    }
+    multiply!(f32: (1, 1), (2, 1); bf16: (1, 2));
+}
 
-// 16 registers, two to a vector: a single row keeps four vectors of sums in flight, more rows share one.
+// 16 registers, two to a vector: a single row keeps four vectors of sums in flight, more rows share one or two.
 #[cfg(target_arch = "x86_64")]
-tiles!(
-    Avx2,
-    units: |rows, left| largest(if rows == 1 { &[4, 2, 1] } else { &[1] }, left),
-    rows: |left, units| if units == 1 { largest(&[6, 4, 2, 1], left) } else { 1 },
-    (1, 4), (1, 2), (1, 1), (2, 1), (4, 1), (6, 1),
-);
+impl Tiles for Avx2 {
+    #[inline(always)]
+    fn units<W: Weight>(rows: usize, left: usize) -> usize {
+        if rows == 1 {
+            largest(&[4, 2, 1], left)
+        } else {
+            W::UNITS
+        }
+    }
+    #[inline(always)]
+    fn rows(left: usize, units: usize) -> usize {
+        match units {
+            1 => largest(&[6, 4, 2, 1], left),
+            2 => left.min(2),
+            _ => 1,
+        }
+    }
+    multiply!(
+        f32: (1, 4), (1, 2), (2, 2), (1, 1), (2, 1), (4, 1), (6, 1);
+        bf16: (1, 4), (1, 2), (2, 2)
+    );
+}
 
-// 32 registers: up to 24 vectors of sums. 7 and 8 rows are taken as 4 and the rest, not 6 and the rest.
+// 32 registers: 16 vectors of sums, which hide the latency of the additions, and rows enough to use each weight
+// often. 9 to 15 rows are taken in two tiles of the same height.
 #[cfg(target_arch = "x86_64")]
-tiles!(
-    Avx512,
-    units: |_, left| largest(&[4, 2, 1], left),
-    rows: |left, units| match (units, left) {
-        (4, 7 | 8) => 4,
-        (4, _) => left.min(6),
-        _ => largest(&[8, 4, 2, 1], left),
-    },
-    (1, 4), (2, 4), (3, 4), (4, 4), (5, 4), (6, 4),
-    (1, 2), (2, 2), (4, 2), (8, 2),
-    (1, 1), (2, 1), (4, 1), (8, 1),
-);
+impl Tiles for Avx512 {
+    #[inline(always)]
+    fn units<W: Weight>(rows: usize, left: usize) -> usize {
+        largest(if rows <= 4 { &[4, 2, 1] } else { &[2, 1] }, left)
+    }
+    #[inline(always)]
+    fn rows(left: usize, units: usize) -> usize {
+        match (units, left) {
+            (4, _) => left.min(4),
+            (2, 9..16) => left.div_ceil(2),
+            (2, _) => left.min(8),
+            _ => largest(&[16, 8, 4, 2, 1], left),
+        }
+    }
+    multiply!(
+        f32: (1, 4), (2, 4), (3, 4), (4, 4), (1, 2), (2, 2), (3, 2), (4, 2), (5, 2), (6, 2), (7, 2), (8, 2),
+            (1, 1), (2, 1), (4, 1), (8, 1), (16, 1);
+        bf16: (1, 4), (2, 4), (3, 4), (4, 4), (1, 2), (2, 2), (3, 2), (4, 2), (5, 2), (6, 2), (7, 2), (8, 2)
+    );
+}
 
+/// One tile. `SPACING`: elements from one row's input to the next, 0 when it is not known.
 #[inline(always)]
-fn multiply_tile<S: Simd, W: Weight, const ROWS: usize, const UNITS: usize>(
+fn multiply_tile<S: Simd, W: Weight, const ROWS: usize, const UNITS: usize, const SPACING: usize>(
     s: S,
     operands: &TileOperands<'_, W>,
     tile: &mut Tile,
@@ -343,18 +422,22 @@ fn multiply_tile<S: Simd, W: Weight, const ROWS: usize, const UNITS: usize>(
     let mut w_at = 0;
     for run in 0..runs.count {
         let mut inputs = [&x[..0]; ROWS];
-        for (input, row) in inputs.iter_mut().zip(rows) {
-            *input = &x[row.input + run * runs.stride..][..runs.len];
+        if SPACING > 0 {
+            let spread = (ROWS - 1) * SPACING;
+            let all = &x[rows[0].input + run * runs.stride..][..spread + runs.len];
+            for (r, input) in inputs.iter_mut().enumerate() {
+                *input = &all[r * SPACING..];
+            }
+        } else {
+            for (input, row) in inputs.iter_mut().zip(rows) {
+                *input = &x[row.input + run * runs.stride..][..runs.len];
+            }
         }
         for i in 0..runs.len {
-            let mut weights = [s.splat(0.0); UNITS];
-            for (u, weights) in weights.iter_mut().enumerate() {
-                let at = w_at + u * LANES;
-                // SAFETY: ends at (k - 1) · width + UNITS · LANES or before, asserted above.
-                *weights = W::load(s, unsafe { w.get_unchecked(at..at + LANES) });
-            }
+            // SAFETY: ends at (k - 1) · width + UNITS · LANES or before, asserted above.
+            let weights = W::load::<S, UNITS>(s, unsafe { w.get_unchecked(w_at..w_at + UNITS * LANES) });
             for (acc, input) in acc.iter_mut().zip(&inputs) {
-                // SAFETY: every input slice has runs.len elements.
+                // SAFETY: every input slice has at least runs.len elements.
                 let a = s.splat(unsafe { *input.get_unchecked(i) });
                 for (acc, weights) in acc.iter_mut().zip(&weights) {
                     *acc = s.fma(a, *weights, *acc);

@@ -243,7 +243,8 @@ mod tests {
             assert!(error < 5e-7, "sin² on ±{range}: {error:e}");
         }
         let sigmoid = |x: f64| 1.0 / (1.0 + (-x).exp());
-        let cases: [(Activation, &dyn Fn(f64) -> f64, f64); 8] = [
+        type Want<'a> = &'a dyn Fn(f64) -> f64;
+        let cases: [(Activation, Want<'_>, f64); 8] = [
             (Activation::None, &|x| x, 0.0),
             (Activation::Silu, &|x| x * sigmoid(x), 2e-6),
             (

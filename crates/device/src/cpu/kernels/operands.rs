@@ -37,6 +37,7 @@ impl Operands {
     ///
     /// # Errors
     /// When it is shorter or overlaps any other operand.
+    #[allow(clippy::mut_from_ref)] // The buffer is shared by design; `take` keeps the slice the only one.
     pub(crate) fn write<'a, T: Pod>(&mut self, view: &'a View, len: usize) -> Result<&'a mut [T], String> {
         if view.len < len {
             return Err(too_short(view, len));

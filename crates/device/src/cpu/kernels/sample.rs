@@ -10,6 +10,13 @@ pub(crate) struct Rules {
     pub(crate) group: u32,
 }
 
+/// Working memory of [`sample`].
+#[derive(Default)]
+pub(crate) struct Room {
+    live: Vec<f32>,
+    order: Vec<u32>,
+}
+
 /// Process the logits in `z` in place (banned: -inf) and choose a token. `seen` is the row's bit set.
 ///
 /// # Errors
@@ -19,7 +26,7 @@ pub(crate) fn sample(
     rules: Rules,
     row: &SampleRow,
     seen: Option<&[u32]>,
-    order: &mut Vec<u32>,
+    room: &mut Room,
 ) -> Result<u32, String> {
     if let Some(seen) = seen
         && row.repetition_penalty != 1.0
@@ -34,10 +41,10 @@ pub(crate) fn sample(
         if let Ok(k) = usize::try_from(row.top_k)
             && k > 0
         {
-            keep_top_k(z, k, order);
+            keep_top_k(z, k, &mut room.live);
         }
         if row.top_p < 1.0 {
-            keep_top_p(z, row.top_p, order);
+            keep_top_p(z, row.top_p, &mut room.order);
         }
     }
     let seed = [row.seed_lo, row.seed_hi];
@@ -92,27 +99,16 @@ fn ban(z: &mut [f32], rules: Rules, row: &SampleRow) {
     }
 }
 
-/// Fill `order` with the live ids.
-fn live_ids(z: &[f32], order: &mut Vec<u32>) {
-    order.clear();
-    order.extend(
-        (0u32..)
-            .zip(z)
-            .filter(|(_, z)| **z != f32::NEG_INFINITY)
-            .map(|(id, _)| id),
-    );
-}
-
 /// Ban what is below the k-th score; ties with it stay.
-fn keep_top_k(z: &mut [f32], k: usize, order: &mut Vec<u32>) {
-    live_ids(z, order);
-    if order.len() <= k {
+fn keep_top_k(z: &mut [f32], k: usize, live: &mut Vec<f32>) {
+    live.clear();
+    live.extend(z.iter().filter(|z| **z != f32::NEG_INFINITY));
+    if live.len() <= k {
         return;
     }
-    let (_, kth, _) = order.select_nth_unstable_by(k - 1, |&a, &b| z[b as usize].total_cmp(&z[a as usize]));
-    let threshold = z[*kth as usize];
+    let (_, threshold, _) = live.select_nth_unstable_by(k - 1, |a, b| b.total_cmp(a));
     for z in z.iter_mut() {
-        if *z < threshold {
+        if *z < *threshold {
             *z = f32::NEG_INFINITY;
         }
     }
@@ -121,7 +117,13 @@ fn keep_top_k(z: &mut [f32], k: usize, order: &mut Vec<u32>) {
 /// Ban what is outside the smallest set of the most probable tokens that reaches `top_p`; of equals the lower
 /// id is taken first. At least one stays.
 fn keep_top_p(z: &mut [f32], top_p: f32, order: &mut Vec<u32>) {
-    live_ids(z, order);
+    order.clear();
+    order.extend(
+        (0u32..)
+            .zip(z.iter())
+            .filter(|(_, z)| **z != f32::NEG_INFINITY)
+            .map(|(id, _)| id),
+    );
     order.sort_unstable_by(|&a, &b| z[b as usize].total_cmp(&z[a as usize]).then(a.cmp(&b)));
     let Some(&first) = order.first() else { return };
     let max = f64::from(z[first as usize]);
@@ -200,7 +202,7 @@ mod tests {
     /// Token and processed scores.
     fn run(z: &[f32], rules: Rules, row: SampleRow, seen: &[u32]) -> (u32, Vec<f32>) {
         let mut z = z.to_vec();
-        let token = sample(&mut z, rules, &row, Some(seen), &mut Vec::new()).expect("a token");
+        let token = sample(&mut z, rules, &row, Some(seen), &mut Room::default()).expect("a token");
         (token, z)
     }
 
@@ -329,10 +331,10 @@ mod tests {
 
     #[test]
     fn nothing_to_choose_is_an_error() {
-        let mut order = Vec::new();
-        let e = sample(&mut [B, B], all_live(2), &plain(), None, &mut order).unwrap_err();
+        let mut room = Room::default();
+        let e = sample(&mut [B, B], all_live(2), &plain(), None, &mut room).unwrap_err();
         assert!(e.contains("banned"), "{e}");
-        let e = sample(&mut [0.0, f32::NAN], all_live(2), &plain(), None, &mut order).unwrap_err();
+        let e = sample(&mut [0.0, f32::NAN], all_live(2), &plain(), None, &mut room).unwrap_err();
         assert!(e.contains("not a number"), "{e}");
     }
 }

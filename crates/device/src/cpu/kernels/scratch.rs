@@ -5,6 +5,7 @@ use std::cell::RefCell;
 use super::attention::Span;
 use super::conv::Window;
 use super::gemm::RowRef;
+use super::sample::Room;
 
 /// Buffers that a kernel may use as it likes; their contents are of any value at its start.
 #[derive(Default)]
@@ -13,7 +14,7 @@ pub(crate) struct Scratch {
     pub(crate) rows: Vec<RowRef>,
     pub(crate) spans: Vec<Span>,
     pub(crate) windows: Vec<Window>,
-    pub(crate) order: Vec<u32>,
+    pub(crate) sample: Room,
 }
 
 thread_local! {

@@ -22,8 +22,8 @@ pub(crate) trait Simd: Copy {
     fn splat(self, x: f32) -> Self::V;
     /// The first 16 elements of `x`.
     fn load(self, x: &[f32]) -> Self::V;
-    /// As [`Simd::load`], from bfloat16.
-    fn load_bf16(self, x: &[u16]) -> Self::V;
+    /// Two vectors from 32 bfloat16: the even elements and the odd ones, so that each is half of a word.
+    fn load_bf16_pair(self, x: &[u16]) -> (Self::V, Self::V);
     /// Into the first 16 elements of `out`.
     fn store(self, v: Self::V, out: &mut [f32]);
     fn add(self, a: Self::V, b: Self::V) -> Self::V;
@@ -192,8 +192,12 @@ impl Simd for Portable {
         std::array::from_fn(|i| x[i])
     }
     #[inline(always)]
-    fn load_bf16(self, x: &[u16]) -> Self::V {
-        std::array::from_fn(|i| f32::from_bits(u32::from(x[i]) << 16))
+    fn load_bf16_pair(self, x: &[u16]) -> (Self::V, Self::V) {
+        let wide = |x: u16| f32::from_bits(u32::from(x) << 16);
+        (
+            std::array::from_fn(|i| wide(x[2 * i])),
+            std::array::from_fn(|i| wide(x[2 * i + 1])),
+        )
     }
     #[inline(always)]
     fn store(self, v: Self::V, out: &mut [f32]) {
@@ -284,12 +288,15 @@ mod x86 {
         };
     }
 
+    // Never inlined: each kernel and each tile gets a function, and the registers, of its own.
     #[target_feature(enable = "avx2,fma")]
+    #[inline(never)]
     fn with_avx2<R>(f: impl FnOnce() -> R) -> R {
         f()
     }
 
     #[target_feature(enable = "avx512f,avx2,fma")]
+    #[inline(never)]
     fn with_avx512<R>(f: impl FnOnce() -> R) -> R {
         f()
     }
@@ -308,16 +315,23 @@ mod x86 {
             unsafe { [_mm256_loadu_ps(x.as_ptr()), _mm256_loadu_ps(x.as_ptr().add(8))] }
         }
         #[inline(always)]
-        fn load_bf16(self, x: &[u16]) -> Self::V {
-            let x = &x[..LANES];
-            // SAFETY: features as above; 16 elements of 2 bytes are in bounds; unaligned loads.
+        fn load_bf16_pair(self, x: &[u16]) -> (Self::V, Self::V) {
+            let x = &x[..2 * LANES];
+            // SAFETY: features as above; 32 elements of 2 bytes are in bounds; unaligned loads.
             unsafe {
-                let low = _mm256_cvtepu16_epi32(_mm_loadu_si128(x.as_ptr().cast()));
-                let high = _mm256_cvtepu16_epi32(_mm_loadu_si128(x.as_ptr().add(8).cast()));
-                [
-                    _mm256_castsi256_ps(_mm256_slli_epi32::<16>(low)),
-                    _mm256_castsi256_ps(_mm256_slli_epi32::<16>(high)),
-                ]
+                let low = _mm256_loadu_si256(x.as_ptr().cast());
+                let high = _mm256_loadu_si256(x.as_ptr().add(LANES).cast());
+                let odd = _mm256_set1_epi32(0xFFFF_0000u32 as i32);
+                (
+                    [
+                        _mm256_castsi256_ps(_mm256_slli_epi32::<16>(low)),
+                        _mm256_castsi256_ps(_mm256_slli_epi32::<16>(high)),
+                    ],
+                    [
+                        _mm256_castsi256_ps(_mm256_and_si256(low, odd)),
+                        _mm256_castsi256_ps(_mm256_and_si256(high, odd)),
+                    ],
+                )
             }
         }
         #[inline(always)]
@@ -394,6 +408,10 @@ mod x86 {
             // SAFETY: the token's existence proves that the processor has the features.
             unsafe { with_avx2(f) }
         }
+        #[inline(always)]
+        fn sum(self, v: Self::V) -> f32 {
+            pure!(sum_halves(_mm256_add_ps(v[0], v[1])))
+        }
     }
 
     impl Simd for Avx512 {
@@ -410,12 +428,16 @@ mod x86 {
             unsafe { _mm512_loadu_ps(x.as_ptr()) }
         }
         #[inline(always)]
-        fn load_bf16(self, x: &[u16]) -> Self::V {
-            let x = &x[..LANES];
-            // SAFETY: features as above; 16 elements of 2 bytes are in bounds; unaligned load.
+        fn load_bf16_pair(self, x: &[u16]) -> (Self::V, Self::V) {
+            let x = &x[..2 * LANES];
+            // SAFETY: features as above; 32 elements of 2 bytes are in bounds; unaligned load.
             unsafe {
-                let words = _mm512_cvtepu16_epi32(_mm256_loadu_si256(x.as_ptr().cast()));
-                _mm512_castsi512_ps(_mm512_slli_epi32::<16>(words))
+                let words = _mm512_loadu_si512(x.as_ptr().cast());
+                let odd = _mm512_set1_epi32(0xFFFF_0000u32 as i32);
+                (
+                    _mm512_castsi512_ps(_mm512_slli_epi32::<16>(words)),
+                    _mm512_castsi512_ps(_mm512_and_si512(words, odd)),
+                )
             }
         }
         #[inline(always)]
@@ -479,6 +501,13 @@ mod x86 {
             unsafe { with_avx512(f) }
         }
         #[inline(always)]
+        fn sum(self, v: Self::V) -> f32 {
+            pure!({
+                let high = _mm256_castpd_ps(_mm512_extractf64x4_pd::<1>(_mm512_castps_pd(v)));
+                sum_halves(_mm256_add_ps(_mm512_castps512_ps256(v), high))
+            })
+        }
+        #[inline(always)]
         fn load_part(self, x: &[f32], n: usize, fill: f32) -> Self::V {
             let x = &x[..n];
             debug_assert!(n <= LANES);
@@ -492,6 +521,15 @@ mod x86 {
             // SAFETY: features as above; masked lanes are not written.
             unsafe { _mm512_mask_storeu_ps(out.as_mut_ptr(), mask(n), v) }
         }
+    }
+
+    /// Sum of 8 lanes by halves.
+    #[target_feature(enable = "avx")]
+    #[inline]
+    fn sum_halves(v: __m256) -> f32 {
+        let q = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps::<1>(v));
+        let h = _mm_add_ps(q, _mm_movehl_ps(q, q));
+        _mm_cvtss_f32(_mm_add_ss(h, _mm_shuffle_ps::<1>(h, h)))
     }
 
     /// The first `n` lanes.
