@@ -204,18 +204,28 @@ impl Kernel for Attention<'_> {
                     pool,
                     spans,
                     width: layout.width(),
-                    k: layout.k_offset + h / group * dim,
-                    v: layout.v_offset + h / group * dim,
+                    k: layout.k_offset,
+                    v: layout.v_offset,
+                    at: h / group * dim,
                 };
                 macro_rules! vectors {
                     ($($n:literal),*) => {
-                        match dim.div_ceil(LANES) {
-                            $(..=$n => s.vectorize(#[inline(always)] || head.attend::<S, $n>(s, q, scores, out)),)*
+                        match (dim.div_ceil(LANES), dim % LANES) {
+                            $(
+                                ($n, 0) => s.vectorize(
+                                    #[inline(always)]
+                                    || head.attend::<S, $n, true>(s, q, scores, out),
+                                ),
+                                (..=$n, _) => s.vectorize(
+                                    #[inline(always)]
+                                    || head.attend::<S, $n, false>(s, q, scores, out),
+                                ),
+                            )*
                             _ => return Err(format!("head_dim {dim} is above 256")),
                         }
                     };
                 }
-                vectors!(1, 2, 3, 4, 8, 16);
+                vectors!(1, 2, 4, 8, 16);
             }
         }
         Ok(())
@@ -228,65 +238,99 @@ struct Head<'a> {
     spans: &'a [Span],
     /// Elements from one position to the next.
     width: usize,
+    /// Offset of the layer's keys in a page.
     k: usize,
+    /// Offset of the layer's values in a page.
     v: usize,
+    /// First element of the head in a position.
+    at: usize,
 }
 
 impl Head<'_> {
-    /// Attention of one query; `N` vectors hold a head.
+    /// Attention of one query. `N` vectors hold a head; all of them are full when `FULL`.
     #[inline(always)]
-    fn attend<S: Simd, const N: usize>(&self, s: S, q: &[f32], scores: &mut [f32], out: &mut [f32]) {
-        let dim = q.len();
-        // Where vector u of a head starts, and its lanes in use: none behind the head.
-        let start = |u: usize| (u * LANES).min(dim);
-        let in_vector = |u: usize| LANES.min(dim - start(u));
+    fn attend<S: Simd, const N: usize, const FULL: bool>(
+        &self,
+        s: S,
+        q: &[f32],
+        scores: &mut [f32],
+        out: &mut [f32],
+    ) {
+        let dim = if FULL { N * LANES } else { q.len() };
         let scale = s.splat(1.0 / (dim as f32).sqrt());
-        let mut query = [s.splat(0.0); N];
-        for (u, query) in query.iter_mut().enumerate() {
-            *query = s.load_part(&q[start(u)..], in_vector(u), 0.0);
-        }
-        let mut j = 0;
+        let query = load_head::<S, N, FULL>(s, q);
+        let mut rest = &mut *scores;
         for span in self.spans {
-            for i in 0..span.positions {
-                let k = &self.pool[span.start + self.k + i * self.width..][..dim];
+            let (now, behind) = rest.split_at_mut(span.positions);
+            rest = behind;
+            for (key, score) in self.positions(span, self.k).zip(now) {
+                let key = load_head::<S, N, FULL>(s, &key[self.at..][..dim]);
                 let mut sum = s.splat(0.0);
-                for (u, query) in query.iter().enumerate() {
-                    sum = s.fma(*query, s.load_part(&k[start(u)..], in_vector(u), 0.0), sum);
+                for (query, key) in query.iter().zip(&key) {
+                    sum = s.fma(*query, *key, sum);
                 }
-                scores[j] = s.sum(sum);
-                j += 1;
+                *score = s.sum(sum);
             }
         }
-        let mut max = s.splat(f32::NEG_INFINITY);
-        for (c, n) in chunks(scores.len()) {
-            let x = s.mul(s.load_part(&scores[c..], n, f32::NEG_INFINITY), scale);
-            s.store_part(x, &mut scores[c..], n);
-            max = s.max(max, x);
-        }
-        let max = s.splat(s.max_lane(max));
-        let mut total = s.splat(0.0);
-        for (c, n) in chunks(scores.len()) {
-            let x = s.load_part(&scores[c..], n, 0.0);
-            s.store_part(exp(s, s.sub(x, max)), &mut scores[c..], n);
-            total = s.add(total, s.load_part(&scores[c..], n, 0.0));
-        }
-        let inverse = s.splat(1.0 / s.sum(total));
+        let inverse = softmax(s, scores, scale);
         let mut acc = [s.splat(0.0); N];
-        let mut j = 0;
+        let mut rest = &*scores;
         for span in self.spans {
-            for i in 0..span.positions {
-                let v = &self.pool[span.start + self.v + i * self.width..][..dim];
-                let p = s.splat(scores[j]);
-                for (u, acc) in acc.iter_mut().enumerate() {
-                    *acc = s.fma(p, s.load_part(&v[start(u)..], in_vector(u), 0.0), *acc);
+            let (now, behind) = rest.split_at(span.positions);
+            rest = behind;
+            for (value, p) in self.positions(span, self.v).zip(now) {
+                let value = load_head::<S, N, FULL>(s, &value[self.at..][..dim]);
+                let p = s.splat(*p);
+                for (acc, value) in acc.iter_mut().zip(&value) {
+                    *acc = s.fma(p, *value, *acc);
                 }
-                j += 1;
             }
         }
-        for (u, acc) in acc.iter().enumerate() {
-            s.store_part(s.mul(*acc, inverse), &mut out[start(u)..], in_vector(u));
+        for (acc, (start, n)) in acc.iter().zip(chunks(dim)) {
+            s.store_part(s.mul(*acc, inverse), &mut out[start..], n);
         }
     }
+
+    /// The positions of a span, keys or values by `offset`.
+    #[inline(always)]
+    fn positions(&self, span: &Span, offset: usize) -> std::slice::ChunksExact<'_, f32> {
+        self.pool[span.start + offset..][..span.positions * self.width].chunks_exact(self.width)
+    }
+}
+
+/// A head in vectors; lanes behind its end are zero.
+#[inline(always)]
+fn load_head<S: Simd, const N: usize, const FULL: bool>(s: S, head: &[f32]) -> [S::V; N] {
+    let mut vectors = [s.splat(0.0); N];
+    if FULL {
+        for (v, x) in vectors.iter_mut().zip(head.chunks_exact(LANES)) {
+            *v = s.load(x);
+        }
+    } else {
+        for (v, (start, n)) in vectors.iter_mut().zip(chunks(head.len())) {
+            *v = s.load_part(&head[start..], n, 0.0);
+        }
+    }
+    vectors
+}
+
+/// `e^(x · scale - max)` in place, and one over the sum.
+#[inline(always)]
+fn softmax<S: Simd>(s: S, scores: &mut [f32], scale: S::V) -> S::V {
+    let mut max = s.splat(f32::NEG_INFINITY);
+    for (c, n) in chunks(scores.len()) {
+        let x = s.mul(s.load_part(&scores[c..], n, f32::NEG_INFINITY), scale);
+        s.store_part(x, &mut scores[c..], n);
+        max = s.max(max, x);
+    }
+    let max = s.splat(s.max_lane(max));
+    let mut total = s.splat(0.0);
+    for (c, n) in chunks(scores.len()) {
+        let x = s.load_part(&scores[c..], n, 0.0);
+        s.store_part(exp(s, s.sub(x, max)), &mut scores[c..], n);
+        total = s.add(total, s.load_part(&scores[c..], n, 0.0));
+    }
+    s.splat(1.0 / s.sum(total))
 }
 
 #[cfg(test)]

@@ -84,7 +84,9 @@ pub(crate) trait Simd: Copy {
     /// Largest lane.
     #[inline(always)]
     fn max_lane(self, v: Self::V) -> f32 {
-        self.lanes(v).iter().copied().fold(f32::NEG_INFINITY, f32::max)
+        self.lanes(v)
+            .into_iter()
+            .fold(f32::NEG_INFINITY, |a, b| if a > b { a } else { b })
     }
 }
 
