@@ -3,6 +3,7 @@
 //! `CpuDevice::create_stream` starts the thread, which carries the stream's name. It ends when the last handle
 //! is dropped, after it has run what was queued; that drop waits for it.
 
+use std::cell::Cell;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -15,6 +16,11 @@ use super::event::CpuEvent;
 use super::exec::execute;
 use super::queue::{Signal, Work, WorkQueue};
 use crate::{DeviceError, Event, Graph, Op, Result, Stream, StreamConfig, Touches};
+
+thread_local! {
+    /// Whether this thread is the executor of some stream.
+    static ON_EXECUTOR: Cell<bool> = const { Cell::new(false) };
+}
 
 /// Handle of a stream; dropping it ends the executor.
 pub(crate) struct CpuStream {
@@ -119,8 +125,9 @@ impl Drop for CpuStream {
         let Some(executor) = self.executor.take() else {
             return;
         };
-        // The last handle may go away on the executor itself; a thread cannot wait for its own end.
-        if executor.thread().id() != thread::current().id() && executor.join().is_err() {
+        // The last handle may go away with a queued operation, on this executor or on another one, which this
+        // one may be waiting for: there the thread ends on its own.
+        if !ON_EXECUTOR.get() && executor.join().is_err() {
             tracing::error!(stream = &*self.name, "stream executor panicked");
         }
     }
@@ -190,6 +197,7 @@ struct Executor {
 
 impl Executor {
     fn run(&mut self) {
+        ON_EXECUTOR.set(true);
         while let Some(work) = self.queue.pop() {
             self.step(work);
         }

@@ -293,19 +293,30 @@ fn dropping_a_stream_runs_what_is_queued() {
     assert_eq!(read(&device, &to.view()), [42]);
 }
 
-#[test]
-fn a_stream_may_be_dropped_on_its_own_thread() {
+/// The last handle of one stream goes away with an operation that is queued on another (or on itself).
+fn check_dropped_by_an_operation(holder: &str, dropped: &str) {
     let device = device(1 << 20);
-    let stream = stream(&device, "lane1");
+    let holder_stream = stream(&device, holder);
+    let dropped_stream = match holder == dropped {
+        true => Arc::clone(&holder_stream),
+        false => stream(&device, dropped),
+    };
     let (closed, gate) = gate();
-    stream.wait(&closed).unwrap();
-    // The queued operation holds the last handle of its own stream.
-    let buffer = foreign(Arc::clone(&stream));
-    launch(&stream, Zero { dst: buffer.view() });
-    let event = stream.record().unwrap();
-    drop((stream, buffer));
+    holder_stream.wait(&closed).unwrap();
+    let buffer = foreign(Arc::clone(&dropped_stream));
+    launch(&holder_stream, Zero { dst: buffer.view() });
+    let event = holder_stream.record().unwrap();
+    // Joining the dropped stream on the holder's executor would wait for the holder's own event.
+    dropped_stream.wait(&event).unwrap();
+    drop((dropped_stream, buffer));
     gate.complete(Ok(()));
     assert_eq!(failed_op(event.synchronize(LONG)).1, "Zero");
+}
+
+#[test]
+fn a_stream_may_be_dropped_on_an_executor() {
+    check_dropped_by_an_operation("lane1", "lane1");
+    check_dropped_by_an_operation("lane1", "chain");
 }
 
 #[test]
