@@ -76,11 +76,11 @@ fn call() -> impl Strategy<Value = Call> {
         2 => (stream(), prop::collection::vec(operation(), 0..4)).prop_map(|(s, ops)| Call::Replay(s, ops)),
         5 => stream().prop_map(Call::Record),
         5 => (stream(), any::<Index>()).prop_map(|(s, event)| Call::Wait(s, event)),
-        2 => any::<Index>().prop_map(Call::Synchronize),
+        4 => any::<Index>().prop_map(Call::Synchronize),
         1 => any::<Index>().prop_map(Call::Poll),
         1 => range().prop_map(Call::HostRead),
         1 => range().prop_map(Call::HostWrite),
-        1 => stream().prop_map(Call::Replace),
+        2 => stream().prop_map(Call::Replace),
     ]
 }
 
@@ -342,7 +342,7 @@ fn compare(calls: &[Call]) -> Result<usize, TestCaseError> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(400))]
+    #![proptest_config(ProptestConfig::with_cases(1000))]
 
     #[test]
     fn verdicts_are_those_of_the_oracle(calls in prop::collection::vec(call(), 1..60)) {
