@@ -2,12 +2,11 @@
 
 use std::any::Any;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use parking_lot::{Condvar, Mutex};
-
 use super::spin;
+use super::sync::atomic::{AtomicU8, Ordering};
+use super::sync::{Condvar, Mutex};
 use crate::stream::EventImpl;
 use crate::{DeviceError, Event, Result};
 
@@ -28,8 +27,9 @@ pub(crate) struct CpuEvent {
 impl CpuEvent {
     /// A fresh process-wide event id.
     pub(crate) fn next_id() -> u64 {
+        use std::sync::atomic::AtomicU64;
         static NEXT: AtomicU64 = AtomicU64::new(1);
-        NEXT.fetch_add(1, Ordering::Relaxed)
+        NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed)
     }
 
     /// The event of this device inside `event`, if it is one.

@@ -4,11 +4,14 @@ mod account;
 mod event;
 mod exec;
 mod kernels;
+#[cfg(all(test, loom))]
+mod loom_models;
 mod queue;
 mod spin;
 pub(crate) mod storage;
 mod stream;
-#[cfg(test)]
+mod sync;
+#[cfg(all(test, not(loom)))]
 mod tests;
 
 use std::sync::Arc;

@@ -2,17 +2,16 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
-
-use parking_lot::{Condvar, Mutex};
 
 use super::event::CpuEvent;
 use super::spin;
+use super::sync::atomic::{AtomicUsize, Ordering};
+use super::sync::{Condvar, Mutex};
 use crate::{DeviceError, Event, Op, Result};
 
 /// Works that may wait on one stream. A whole graph is one work, so this is many steps ahead.
-const CAPACITY: usize = 1024;
+const CAPACITY: usize = if cfg!(loom) { 1 } else { 1024 };
 
 /// How long a launch waits for room before it gives up.
 const FULL_TIMEOUT: Duration = Duration::from_secs(60);
@@ -82,6 +81,12 @@ impl WorkQueue {
             filled: Condvar::new(),
             drained: Condvar::new(),
         }
+    }
+
+    /// Name of the stream.
+    #[cfg(all(test, loom))]
+    pub(crate) fn stream(&self) -> &Arc<str> {
+        &self.stream
     }
 
     /// Queue `work`; waits for room when the executor is far behind.
