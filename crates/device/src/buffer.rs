@@ -91,7 +91,7 @@ impl Buffer {
     }
 
     /// Number of elements.
-    #[allow(clippy::len_without_is_empty)]
+    #[allow(clippy::len_without_is_empty)] // An empty buffer is of no use to anybody.
     pub fn len(&self) -> usize {
         self.0.spec.len
     }

@@ -598,7 +598,7 @@ macro_rules! ops {
     ($($(#[$doc:meta])* $name:ident),* $(,)?) => {
         /// One operation.
         #[derive(Debug, Clone)]
-        #[allow(missing_docs)]
+        #[allow(missing_docs)] // Each variant is documented by the type that it holds.
         pub enum Op { $($name($name)),* }
         $(impl From<$name> for Op { fn from(op: $name) -> Self { Op::$name(op) } })*
         impl Op {

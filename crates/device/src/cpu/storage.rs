@@ -65,7 +65,7 @@ pub(crate) unsafe fn slice<T: bytemuck::Pod>(view: &View) -> &[T] {
 /// # Safety
 /// As [`slice`], and nobody else may read or write the range while the slice lives. Two operands of one
 /// operation that may be the same view (in place) must not both be turned into slices.
-#[allow(clippy::mut_from_ref)]
+#[allow(clippy::mut_from_ref)] // The storage is shared by design; exclusivity is the caller's contract.
 pub(crate) unsafe fn slice_mut<T: bytemuck::Pod>(view: &View) -> &mut [T] {
     assert_eq!(
         size_of::<T>(),
