@@ -335,15 +335,16 @@ fn the_terminal_event_always_has_its_place() {
         },
         ..RigConfig::default()
     });
-    let request = FakeRequest {
-        reference: 4,
-        ..FakeRequest::new(1, 100)
-    };
-    for end in [RequestStream::stop, RequestStream::kill] {
-        let mut stream = rig.submit("a", request.clone());
-        eventually("it parks on its output", || {
-            rig.stats().running == 1 && rig.planned(1) > 0
-        });
+    for (seed, end) in [
+        (1, RequestStream::stop as fn(&RequestStream)),
+        (2, RequestStream::kill),
+    ] {
+        let request = FakeRequest {
+            reference: 4,
+            ..FakeRequest::new(seed, 100)
+        };
+        let mut stream = rig.submit("a", request);
+        eventually("it makes items", || rig.planned(seed) > 5);
         end(&stream);
         let collected = rig.collect(&mut stream);
         assert_eq!(
