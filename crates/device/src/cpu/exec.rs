@@ -1,18 +1,15 @@
 //! Runs one operation on the calling thread: turns its views into slices and calls its kernel.
 
-use super::kernels::attention::{Attention, Layout, QkvRope, rope_table};
-use super::kernels::conv::{Conv, DepthwiseConv, Snake, Window, conv, depthwise_conv};
 use super::kernels::embed::{Table, add_row};
 use super::kernels::gemm::{Epilogue, Product, Residual, RowRef, Runs, Weights};
 use super::kernels::norm::{Input, LayerNorm, RmsNorm, SiluMul};
 use super::kernels::operands::Operands;
-use super::kernels::reference::{ChannelScale, Conv1d, NearestCode, TimeSoftmax, TimeStats, conv1d};
-use super::kernels::sample::{Rules, sample};
-use super::kernels::scratch::{Scratch, sized, with_scratch};
-use super::kernels::simd::{self, Level};
-use super::kernels::{pack, rows};
-use crate::op::{self, SampleRow};
-use crate::{DType, Matrix, Op, View};
+use super::kernels::scratch::with_scratch;
+use super::kernels::{pack, rows, simd};
+use crate::{DType, Matrix, Op, View, op};
+
+mod clip;
+mod sequence;
 
 /// Run `op` now. Called by a stream's executor, in stream order.
 ///
@@ -25,21 +22,21 @@ pub(crate) fn execute(op: &Op) -> Result<(), String> {
         Op::LayerNorm(op) => layer_norm(op),
         Op::SiluMul(op) => silu_mul(op),
         Op::Embed(op) => embed(op),
-        Op::RopeTable(op) => rope(op),
-        Op::QkvRope(op) => qkv_rope(op),
-        Op::Attention(op) => attention(op),
-        Op::Sample(op) => sample_rows(op),
+        Op::RopeTable(op) => sequence::rope(op),
+        Op::QkvRope(op) => sequence::qkv_rope(op),
+        Op::Attention(op) => sequence::attention(op),
+        Op::Sample(op) => sequence::sample_rows(op),
         Op::GatherRows(op) => rows::gather(op),
         Op::ScatterRows(op) => rows::scatter(op),
-        Op::Conv(op) => causal_conv(op),
-        Op::DepthwiseConv(op) => causal_depthwise_conv(op),
-        Op::Conv1d(op) => one_shot_conv(op),
+        Op::Conv(op) => clip::causal_conv(op),
+        Op::DepthwiseConv(op) => clip::causal_depthwise_conv(op),
+        Op::Conv1d(op) => clip::one_shot_conv(op),
         Op::CopyColumns(op) => rows::copy_columns(op),
-        Op::TimeStats(op) => time_stats(op),
-        Op::TimeSoftmax(op) => time_softmax(op),
-        Op::ChannelScale(op) => channel_scale(op),
+        Op::TimeStats(op) => clip::time_stats(op),
+        Op::TimeSoftmax(op) => clip::time_softmax(op),
+        Op::ChannelScale(op) => clip::channel_scale(op),
         Op::TileRow(op) => rows::tile_row(op),
-        Op::NearestCode(op) => nearest_code(op),
+        Op::NearestCode(op) => clip::nearest_code(op),
         Op::Copy(op) => copy(op),
         Op::Zero(op) => zero(op),
     }
@@ -170,301 +167,6 @@ fn embed(op: &op::Embed) -> Result<(), String> {
                 add_row(entries, id, out).map_err(|e| format!("row {r} group {g} ({table:?}): {e}"))?;
             }
         }
-    }
-    Ok(())
-}
-
-fn rope(op: &op::RopeTable) -> Result<(), String> {
-    let mut o = Operands::default();
-    rope_table(
-        o.read(&op.positions, op.rows)?,
-        o.read(&op.inv_freq, op.head_dim / 2)?,
-        o.write(&op.out, op.rows * op.head_dim)?,
-    );
-    Ok(())
-}
-
-fn layout<'a>(o: &mut Operands, cache: &'a op::KvCache) -> Result<Layout<'a>, String> {
-    Ok(Layout {
-        page_stride: cache.page_stride,
-        k_offset: cache.k_offset,
-        v_offset: cache.v_offset,
-        page_size: cache.page_size,
-        kv_heads: cache.kv_heads,
-        head_dim: cache.head_dim,
-        table: o.read(&cache.table, cache.table.len)?,
-        blocks_per_sequence: cache.blocks_per_sequence,
-        ring: cache.ring,
-        pool_len: cache.pool.len,
-    })
-}
-
-fn qkv_rope(op: &op::QkvRope) -> Result<(), String> {
-    let dim = op.cache.head_dim;
-    let mut o = Operands::default();
-    simd::run(QkvRope {
-        q_out: o.write(&op.q_out, op.rows * op.heads * dim)?,
-        pool: o.write(&op.cache.pool, op.cache.pool.len)?,
-        qkv: o.read(&op.qkv, op.rows * (op.heads + 2 * op.cache.kv_heads) * dim)?,
-        heads: op.heads,
-        q_norm: optional(&mut o, op.q_norm.as_ref(), dim)?,
-        k_norm: optional(&mut o, op.k_norm.as_ref(), dim)?,
-        eps: op.eps,
-        cos_sin: o.read(&op.cos_sin, op.rows * dim)?,
-        sequences: o.read(&op.sequences, op.rows)?,
-        positions: o.read(&op.positions, op.rows)?,
-        layout: layout(&mut o, &op.cache)?,
-    })
-}
-
-fn attention(op: &op::Attention) -> Result<(), String> {
-    let len = op.rows * op.heads * op.cache.head_dim;
-    let mut o = Operands::default();
-    with_scratch(|scratch| {
-        simd::run(Attention {
-            out: o.write(&op.out, len)?,
-            q: o.read(&op.q, len)?,
-            heads: op.heads,
-            sequences: o.read(&op.sequences, op.rows)?,
-            positions: o.read(&op.positions, op.rows)?,
-            layout: layout(&mut o, &op.cache)?,
-            pool: o.read(&op.cache.pool, op.cache.pool.len)?,
-            window: op.window,
-            scores: &mut scratch.data,
-            spans: &mut scratch.spans,
-        })
-    })
-}
-
-fn sample_rows(op: &op::Sample) -> Result<(), String> {
-    let vocab = op.vocab;
-    let mut o = Operands::default();
-    let logits: &[f32] = o.read(&op.logits, op.rows * vocab)?;
-    let params: &[u32] = o.read(&op.params, op.rows * SampleRow::WORDS)?;
-    let params: &[SampleRow] = bytemuck::cast_slice(params);
-    let tokens: &mut [i32] = o.write(&op.tokens, op.tokens.len)?;
-    let mut seen_pool = match &op.seen {
-        Some(seen) => Some((o.write::<u32>(&seen.pool, seen.pool.len)?, seen)),
-        None => None,
-    };
-    let mut scores = match &op.scores {
-        Some(scores) => Some(o.write::<f32>(scores, op.rows * vocab)?),
-        None => None,
-    };
-    let rules = Rules {
-        live: op.live,
-        extra_live: op.extra_live,
-        group: op.group,
-    };
-    with_scratch(|scratch| {
-        for (r, row) in params.iter().enumerate() {
-            let mut seen = match (&mut seen_pool, usize::try_from(row.slot)) {
-                (Some((pool, seen)), Ok(slot)) => {
-                    let start = slot * seen.slot_stride + seen.offset;
-                    let words = start..start + vocab.div_ceil(32);
-                    Some(
-                        pool.get_mut(words)
-                            .ok_or_else(|| format!("row {r}: slot {slot} is not in the pool of seen sets"))?,
-                    )
-                }
-                _ => None,
-            };
-            let z = sized(&mut scratch.data, vocab);
-            z.copy_from_slice(&logits[r * vocab..][..vocab]);
-            let token = sample(z, rules, row, seen.as_deref(), &mut scratch.sample)
-                .map_err(|e| format!("row {r}: {e}"))?;
-            if let Some(seen) = &mut seen {
-                seen[token as usize / 32] |= 1 << (token % 32);
-            }
-            if let Some(scores) = &mut scores {
-                scores[r * vocab..][..vocab].copy_from_slice(z);
-            }
-            *tokens
-                .get_mut(r * op.token_stride + op.token_offset)
-                .ok_or_else(|| format!("row {r}: its token leaves {:?}", op.tokens))? = token as i32;
-        }
-        Ok(())
-    })
-}
-
-/// Read the step's windows into `scratch`; those of no frames are left out.
-fn read_windows(
-    o: &mut Operands,
-    op: &op::Windows,
-    rows: usize,
-    state: Option<&op::StateSlice>,
-    state_len: usize,
-    scratch: &mut Scratch,
-) -> Result<(), String> {
-    let windows: &[i32] = o.read(&op.windows, op.count * 3)?;
-    scratch.windows.clear();
-    for (i, window) in windows.as_chunks::<3>().0.iter().enumerate() {
-        let [first, frames, slot] = *window;
-        if frames == 0 {
-            continue;
-        }
-        let bad = || format!("window {i} (first {first}, frames {frames}, slot {slot}) leaves its operands");
-        let row = |frames: i32| usize::try_from(frames).map(|f| f * op.rate).map_err(|_| bad());
-        let (first_row, count) = (row(first)?, row(frames)?);
-        let state = match state {
-            Some(state) => {
-                let slot = usize::try_from(slot).map_err(|_| bad())?;
-                let start = slot * state.slot_stride + state.offset;
-                if start + state_len > state.pool.len {
-                    return Err(bad());
-                }
-                start
-            }
-            None => 0,
-        };
-        if first_row + count > rows {
-            return Err(bad());
-        }
-        scratch.windows.push(Window {
-            first: first_row,
-            rows: count,
-            state,
-        });
-    }
-    Ok(())
-}
-
-fn causal_conv(op: &op::Conv) -> Result<(), String> {
-    let (c_in, c_out, rows) = (op.c_in, op.w.n, op.rows);
-    if op.w.k != op.taps * c_in || (op.taps > 1) != op.state.is_some() {
-        return Err(format!(
-            "weight [{c_out}, {}] against {} taps of {c_in} channels, state {:?}",
-            op.w.k, op.taps, op.state
-        ));
-    }
-    let past = (op.taps - 1) * op.dilation * c_in;
-    let mut o = Operands::default();
-    let packed = op.w.packed.view();
-    with_scratch(|scratch| {
-        read_windows(&mut o, &op.windows, rows, op.state.as_ref(), past, scratch)?;
-        let snake = match &op.snake {
-            Some(snake) => Some(Snake {
-                alpha: o.read(&snake.alpha, c_in)?,
-                inv_beta: o.read(&snake.inv_beta, c_in)?,
-            }),
-            None => None,
-        };
-        let conv_op = Conv {
-            out: o.write(&op.out, rows * c_out)?,
-            x: o.read(&op.x, rows * c_in)?,
-            w: weights(&mut o, &op.w, &packed)?,
-            bias: optional(&mut o, op.bias.as_ref(), c_out)?,
-            c_in,
-            c_out,
-            taps: op.taps,
-            dilation: op.dilation,
-            snake,
-            state: match &op.state {
-                Some(state) => o.write(&state.pool, state.pool.len)?,
-                None => &mut [],
-            },
-            residual: residual(&mut o, op.residual.as_ref(), &op.out, rows * c_out)?,
-            clamp: op.clamp,
-        };
-        conv(Level::best(), conv_op, scratch);
-        Ok(())
-    })
-}
-
-fn causal_depthwise_conv(op: &op::DepthwiseConv) -> Result<(), String> {
-    let (channels, rows) = (op.channels, op.rows);
-    let past = (op.taps - 1) * channels;
-    let mut o = Operands::default();
-    with_scratch(|scratch| {
-        read_windows(&mut o, &op.windows, rows, Some(&op.state), past, scratch)?;
-        let conv_op = DepthwiseConv {
-            out: o.write(&op.out, rows * channels)?,
-            x: o.read(&op.x, rows * channels)?,
-            w: o.read(&op.w, op.taps * channels)?,
-            bias: o.read(&op.bias, channels)?,
-            channels,
-            taps: op.taps,
-            state: o.write(&op.state.pool, op.state.pool.len)?,
-        };
-        depthwise_conv(Level::best(), conv_op, scratch);
-        Ok(())
-    })
-}
-
-fn one_shot_conv(op: &op::Conv1d) -> Result<(), String> {
-    let (c_out, len) = (op.w.n, op.rows_out * op.w.n);
-    if op.w.k != op.taps * op.c_in {
-        return Err(format!(
-            "weight [{c_out}, {}] against {} taps of {} channels",
-            op.w.k, op.taps, op.c_in
-        ));
-    }
-    let mut o = Operands::default();
-    let packed = op.w.packed.view();
-    let conv_op = Conv1d {
-        out: o.write(&op.out, len)?,
-        x: o.read(&op.x, op.rows_in * op.c_in)?,
-        rows_in: op.rows_in,
-        rows_out: op.rows_out,
-        w: weights(&mut o, &op.w, &packed)?,
-        bias: optional(&mut o, op.bias.as_ref(), c_out)?,
-        c_in: op.c_in,
-        c_out,
-        taps: op.taps,
-        stride: op.stride,
-        dilation: op.dilation,
-        pad_left: op.pad_left,
-        padding: op.padding,
-        input_activation: op.input_activation,
-        activation: op.activation,
-        residual: residual(&mut o, op.residual.as_ref(), &op.out, len)?,
-    };
-    with_scratch(|scratch| conv1d(Level::best(), conv_op, scratch))
-}
-
-fn time_stats(op: &op::TimeStats) -> Result<(), String> {
-    let (mut o, len) = (Operands::default(), op.rows * op.channels);
-    simd::run(TimeStats {
-        mean: o.write(&op.mean, op.channels)?,
-        std: match &op.std {
-            Some(std) => Some(o.write(std, op.channels)?),
-            None => None,
-        },
-        x: o.read(&op.x, len)?,
-        weights: optional(&mut o, op.weights.as_ref(), len)?,
-    });
-    Ok(())
-}
-
-fn time_softmax(op: &op::TimeSoftmax) -> Result<(), String> {
-    simd::run(TimeSoftmax {
-        x: Operands::default().write(&op.x, op.rows * op.channels)?,
-        channels: op.channels,
-    });
-    Ok(())
-}
-
-fn channel_scale(op: &op::ChannelScale) -> Result<(), String> {
-    let (mut o, len) = (Operands::default(), op.rows * op.channels);
-    simd::run(ChannelScale {
-        out: o.write(&op.out, len)?,
-        x: input(&mut o, &op.x, &op.out, len)?,
-        scale: o.read(&op.scale, op.channels)?,
-        add: residual(&mut o, op.add.as_ref(), &op.out, len)?,
-    });
-    Ok(())
-}
-
-fn nearest_code(op: &op::NearestCode) -> Result<(), String> {
-    let mut o = Operands::default();
-    let x: &mut [f32] = o.write(&op.x, op.rows * op.width)?;
-    let book: &[f32] = o.read(&op.book, op.entries * op.width)?;
-    let codes: &mut [i32] = o.write(&op.codes, op.codes.len)?;
-    for (r, x) in x.chunks_exact_mut(op.width).enumerate() {
-        let code = simd::run(NearestCode { x, book });
-        *codes
-            .get_mut(r * op.code_stride + op.code_offset)
-            .ok_or_else(|| format!("row {r}: its code leaves {:?}", op.codes))? = code as i32;
     }
     Ok(())
 }

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::cpu::{CpuConfig, CpuDevice, storage};
+use crate::op::SampleRow;
 use crate::{BufferSpec, Device, MatrixSpec, Place};
 
 struct Bench(CpuDevice);
