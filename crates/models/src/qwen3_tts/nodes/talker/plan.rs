@@ -1,0 +1,419 @@
+//! Filling a step's index buffers: what the rows' prompts, states and grants say, in the order of `staging`.
+
+use std::iter::repeat_n;
+
+use laneway_device::Touches;
+use laneway_device::op::SampleRow;
+use laneway_engine::node::{RowError, Stage, StepRow};
+
+use super::probe::ProbeBuffers;
+use super::staging::{Dims, Indices, Shape};
+use super::{Planned, SAMPLER, TALKER_KV, TalkerNode, granted, internal, request, row_state};
+use crate::qwen3_tts::prompt::{CodecPart, PromptRow};
+use crate::qwen3_tts::reference::{CODES_PER_FRAME, Reference};
+use crate::qwen3_tts::request::{SamplingParams, TtsRequest};
+
+/// Rows that cannot run, by index.
+pub(super) type Refused = Vec<(usize, RowError)>;
+
+/// One row of a step, looked up and checked.
+#[derive(Debug)]
+pub(super) struct PlanRow<'a> {
+    request: &'a TtsRequest,
+    /// Tokens drawn so far: the number of the frame that this step draws.
+    frame: u32,
+    /// Sampler slot, which is also the row of the block table.
+    slot: u32,
+    pages: &'a [u32],
+    reference: Option<&'a Reference>,
+    ring_row: Option<u32>,
+}
+
+impl<'a> PlanRow<'a> {
+    fn prompt(&self) -> &'a [PromptRow] {
+        &self.request.prompt.rows
+    }
+
+    /// Place of a decode step's input, which is the frame before: it follows the prompt.
+    fn decode_position(&self) -> i32 {
+        (self.prompt().len() + self.frame as usize - 1) as i32
+    }
+
+    /// Text token of a decode step, while there is text.
+    fn text(&self) -> Option<u32> {
+        let trailing = &self.request.prompt.trailing;
+        trailing.get(self.frame as usize - 1).copied()
+    }
+
+    /// Codes to force in this step.
+    fn forced_frame(&self) -> Option<&'a [i32; CODES_PER_FRAME]> {
+        self.forced().and_then(<[_]>::last)
+    }
+
+    /// Codes to force in this step, behind those of the frames before it.
+    fn forced(&self) -> Option<&'a [[i32; CODES_PER_FRAME]]> {
+        self.request.probe.as_ref()?.forced.get(..=self.frame as usize)
+    }
+
+    fn sample_row(&self, params: &SamplingParams) -> SampleRow {
+        SampleRow {
+            temperature: params.temperature,
+            top_p: params.top_p,
+            repetition_penalty: params.repetition_penalty,
+            top_k: params.top_k as i32,
+            seed_lo: self.request.seed as u32,
+            seed_hi: (self.request.seed >> 32) as u32,
+            frame: self.frame,
+            eos: -1,
+            ban_eos: 0,
+            slot: self.slot as i32,
+            reserved: [0; 2],
+        }
+    }
+}
+
+/// A step's index buffers on the host.
+#[derive(Debug)]
+pub(super) struct Filled {
+    ints: Vec<i32>,
+    params: Vec<SampleRow>,
+    speakers: Vec<f32>,
+    /// First row of each of the step's rows in the Talker's stack.
+    first_tokens: Vec<usize>,
+    planned: Planned,
+}
+
+impl Filled {
+    pub(super) fn shape(&self) -> Shape {
+        self.planned.shape
+    }
+}
+
+impl TalkerNode {
+    /// Look up and check the rows of a step.
+    pub(super) fn resolve<'a>(
+        &self,
+        rows: &mut [StepRow<'a>],
+        prefill: bool,
+    ) -> Result<Vec<PlanRow<'a>>, Refused> {
+        let mut resolved = Vec::with_capacity(rows.len());
+        let mut refused = Vec::new();
+        for (i, row) in rows.iter_mut().enumerate() {
+            let frame = row_state(row).launched;
+            match self.resolve_row(row, frame, prefill) {
+                Ok(row) => resolved.push(row),
+                Err(error) => refused.push((i, error)),
+            }
+        }
+        if refused.is_empty() {
+            Ok(resolved)
+        } else {
+            Err(refused)
+        }
+    }
+
+    fn resolve_row<'a>(&self, row: &StepRow<'a>, frame: u32, prefill: bool) -> Result<PlanRow<'a>, RowError> {
+        let pages = granted(row.grants, TALKER_KV)?;
+        if pages.len() > self.dims.pages_per_sequence {
+            return Err(internal(format!(
+                "the request holds {} pages of {TALKER_KV}; a sequence has {}",
+                pages.len(),
+                self.dims.pages_per_sequence
+            )));
+        }
+        Ok(PlanRow {
+            request: request(row.payload),
+            frame,
+            slot: granted(row.grants, SAMPLER)?[0],
+            pages,
+            reference: if prefill { self.reference_of(row)? } else { None },
+            ring_row: row.ring_row.filter(|_| self.workspace.ring().is_some()),
+        })
+    }
+
+    /// The encoded reference that a prompt needs, checked against it.
+    fn reference_of<'a>(&self, row: &StepRow<'a>) -> Result<Option<&'a Reference>, RowError> {
+        let prompt = &request(row.payload).prompt;
+        let speaker = prompt.rows.iter().any(|row| row.codec == CodecPart::Speaker);
+        if !speaker && prompt.reference_frames == 0 {
+            return Ok(None);
+        }
+        let reference: Option<&Reference> = row.results.iter().find_map(|result| result.downcast_ref());
+        let reference = reference.ok_or_else(|| internal("the encoded reference is missing".into()))?;
+        let width = self.talker.config().talker_config.stack.hidden_size;
+        let frames = reference.codes.as_ref().map_or(0, |codes| codes.len());
+        if reference.speaker.len() != width || frames < prompt.reference_frames as usize {
+            return Err(internal(format!(
+                "the encoded reference has a vector of {} and {frames} frames; the prompt needs {width} and {}",
+                reference.speaker.len(),
+                prompt.reference_frames
+            )));
+        }
+        let codebook = self.talker.config().codebook_size() as i32;
+        let mut codes = reference.codes.iter().flat_map(|codes| codes.iter().flatten());
+        match codes.find(|code| !(0..codebook).contains(*code)) {
+            Some(code) => Err(internal(format!(
+                "the encoded reference has code {code}; codes are 0 to {}",
+                codebook - 1
+            ))),
+            None => Ok(Some(reference)),
+        }
+    }
+
+    /// Pools and ring rows that the step reaches.
+    pub(super) fn touch(&self, rows: &[PlanRow<'_>], shape: Shape, touches: &mut Touches) {
+        let groups = self.dims.groups;
+        self.workspace.touch(touches);
+        if let Some(ring) = self.workspace.ring() {
+            for row in rows.iter().filter_map(|row| row.ring_row) {
+                touches.write(ring.slice(row as usize * groups, groups));
+            }
+        }
+        if shape.prefill {
+            touches.write(self.workspace.table());
+        }
+        if shape.probed {
+            touches.write(self.workspace.codes(self.limits.rows, groups));
+        }
+    }
+
+    /// The index buffers of a decode step.
+    pub(super) fn fill_decode(&self, rows: &[PlanRow<'_>]) -> Filled {
+        let shape = Shape {
+            rows: rows.len(),
+            tokens: rows.len(),
+            prefill: false,
+            probed: rows.iter().any(|row| row.request.probe.is_some()),
+        };
+        let mut ints = Vec::with_capacity(self.dims.ints(shape));
+        self.fill_tail(&mut ints, rows);
+        let pad = self.talker.config().tts_pad_token_id;
+        ints.extend(rows.iter().map(|row| row.slot as i32));
+        ints.extend(rows.iter().map(|row| row.decode_position()));
+        ints.extend(rows.iter().map(|row| row.text().unwrap_or(pad) as i32));
+        let text = rows.iter().any(|row| row.text().is_some());
+        self.finish(rows, shape, ints, text, Vec::new())
+    }
+
+    /// The index buffers of a prefill step.
+    pub(super) fn fill_prefill(&self, rows: &[PlanRow<'_>]) -> Filled {
+        let Dims {
+            groups,
+            pages_per_sequence,
+            ..
+        } = self.dims;
+        let shape = Shape {
+            rows: rows.len(),
+            tokens: rows.iter().map(|row| row.prompt().len()).sum(),
+            prefill: true,
+            probed: rows.iter().any(|row| row.request.probe.is_some()),
+        };
+        let mut ints = Vec::with_capacity(self.dims.ints(shape));
+        self.fill_tail(&mut ints, rows);
+        ints.extend(rows.iter().scan(0, |end, row| {
+            *end += row.prompt().len() as i32;
+            Some(*end - 1)
+        }));
+        ints.extend(rows.iter().map(|row| row.slot as i32));
+        for row in rows {
+            ints.extend(row.pages.iter().map(|page| *page as i32));
+            // Entries behind the last granted page are never looked up.
+            ints.extend(repeat_n(0, pages_per_sequence - row.pages.len()));
+        }
+        let tokens = || rows.iter().flat_map(|row| row.prompt());
+        ints.extend(tokens().map(|token| token.text as i32));
+        ints.extend(
+            rows.iter()
+                .flat_map(|row| repeat_n(row.slot as i32, row.prompt().len())),
+        );
+        ints.extend(rows.iter().flat_map(|row| 0..row.prompt().len() as i32));
+        for (i, row) in rows.iter().enumerate() {
+            ints.extend(row.prompt().iter().map(|token| match token.codec {
+                CodecPart::Speaker => i as i32,
+                _ => -1,
+            }));
+        }
+        for row in rows {
+            let codes = row.reference.and_then(|reference| reference.codes.as_deref());
+            for token in row.prompt() {
+                let start = ints.len();
+                ints.resize(start + groups, -1);
+                match token.codec {
+                    CodecPart::None | CodecPart::Speaker => {}
+                    CodecPart::Id(id) => ints[start] = id as i32,
+                    CodecPart::Frame(frame) => {
+                        let codes = codes.expect("a prompt with frames was checked to have their codes");
+                        ints[start..].copy_from_slice(&codes[frame as usize]);
+                    }
+                }
+            }
+        }
+        let mut speakers = Vec::new();
+        if tokens().any(|token| token.codec == CodecPart::Speaker) {
+            let width = self.talker.config().talker_config.stack.hidden_size;
+            for (i, row) in rows.iter().enumerate() {
+                speakers.extend(
+                    row.reference
+                        .iter()
+                        .flat_map(|reference| reference.speaker.iter()),
+                );
+                speakers.resize((i + 1) * width, 0.0);
+            }
+        }
+        self.finish(rows, shape, ints, true, speakers)
+    }
+
+    /// The parts that every walk has, in front of its own.
+    fn fill_tail(&self, ints: &mut Vec<i32>, rows: &[PlanRow<'_>]) {
+        ints.extend(
+            rows.iter()
+                .map(|row| self.workspace.code_row(row.slot, self.dims.groups)),
+        );
+        ints.extend(
+            rows.iter()
+                .map(|row| row.ring_row.map_or(-1, |ring_row| ring_row as i32)),
+        );
+        Indices::push_pairs(ints, rows.len());
+    }
+
+    /// What comes behind the walk's own parts, and the records that are no integers.
+    fn finish(
+        &self,
+        rows: &[PlanRow<'_>],
+        shape: Shape,
+        mut ints: Vec<i32>,
+        text: bool,
+        speakers: Vec<f32>,
+    ) -> Filled {
+        if shape.probed {
+            self.fill_forced(&mut ints, rows);
+        }
+        let first_codes = rows.iter().map(|row| SampleRow {
+            eos: row.request.eos as i32,
+            ban_eos: u32::from(row.frame < row.request.min_tokens),
+            ..row.sample_row(&row.request.talker)
+        });
+        let others = rows.iter().map(|row| row.sample_row(&row.request.predictor));
+        let first_tokens = rows.iter().scan(0, |next, row| {
+            let first = *next;
+            *next += if shape.prefill { row.prompt().len() } else { 1 };
+            Some(first)
+        });
+        Filled {
+            params: first_codes.chain(others).collect(),
+            first_tokens: first_tokens.collect(),
+            planned: Planned {
+                shape,
+                ints: ints.len(),
+                text,
+                speakers: !speakers.is_empty(),
+            },
+            ints,
+            speakers,
+        }
+    }
+
+    /// Forced codes, group by group, with what they replace, and the seen sets that follow from them.
+    fn fill_forced(&self, ints: &mut Vec<i32>, rows: &[PlanRow<'_>]) {
+        let Dims {
+            groups, seen_words, ..
+        } = self.dims;
+        for group in 0..groups {
+            ints.extend(
+                rows.iter()
+                    .map(|row| row.forced_frame().map_or(0, |codes| codes[group])),
+            );
+        }
+        for group in 0..groups {
+            let elements = rows.iter().enumerate();
+            ints.extend(
+                elements.map(|(i, row)| row.forced_frame().map_or(-1, |_| (i * groups + group) as i32)),
+            );
+        }
+        for row in rows {
+            let mut seen = vec![0u32; seen_words];
+            for codes in row.forced().unwrap_or_default() {
+                let first = codes[0] as usize;
+                seen[first / 32] |= 1 << (first % 32);
+            }
+            ints.extend_from_slice(bytemuck::cast_slice(&seen));
+        }
+        for row in rows {
+            let first = self.workspace.seen_row(row.slot, groups);
+            let chunks = first..first + (seen_words / groups) as i32;
+            ints.extend(chunks.map(|chunk| row.forced_frame().map_or(-1, |_| chunk)));
+        }
+    }
+
+    /// Write a step's index buffers to a stage's pinned memory.
+    pub(super) fn stage(&mut self, stage: Stage, filled: Filled) -> laneway_device::Result<()> {
+        let Filled {
+            ints,
+            params,
+            speakers,
+            first_tokens,
+            planned,
+        } = filled;
+        let buffers = &mut self.stages[stage.0];
+        if planned.shape.probed && buffers.probe.is_none() {
+            let (rows, tokens) = (self.limits.rows, self.limits.prefill_tokens);
+            buffers.probe = Some(ProbeBuffers::new(
+                &*self.device,
+                self.talker.config(),
+                rows,
+                tokens,
+            )?);
+        }
+        let staging = &buffers.staging;
+        let words: &[u32] = bytemuck::cast_slice(&params);
+        let parts: [(_, usize, &[u8]); 3] = [
+            (&staging.ints, ints.len(), bytemuck::cast_slice(&ints)),
+            (&staging.params, words.len(), bytemuck::cast_slice(words)),
+            (&staging.speakers, speakers.len(), bytemuck::cast_slice(&speakers)),
+        ];
+        for (buffer, len, bytes) in parts.into_iter().filter(|(_, len, _)| *len > 0) {
+            self.device.host_write(&buffer.slice(0, len), bytes)?;
+        }
+        buffers.planned = Some(planned);
+        buffers.first_tokens = first_tokens;
+        Ok(())
+    }
+
+    /// A step of one row of slot 0 and page 0 with nothing in it that a request could be.
+    pub(super) fn fill_warm_up(&self, prefill: bool, text: bool) -> Filled {
+        let shape = Shape {
+            rows: 1,
+            tokens: 1,
+            prefill,
+            probed: false,
+        };
+        let mut ints = vec![self.workspace.code_row(0, self.dims.groups), -1];
+        Indices::push_pairs(&mut ints, 1);
+        ints.resize(self.dims.ints(shape), 0);
+        let params = SampleRow {
+            temperature: 1.0,
+            top_p: 1.0,
+            repetition_penalty: 1.0,
+            top_k: 0,
+            seed_lo: 0,
+            seed_hi: 0,
+            frame: 0,
+            eos: -1,
+            ban_eos: 0,
+            slot: 0,
+            reserved: [0; 2],
+        };
+        Filled {
+            params: vec![params; 2],
+            speakers: Vec::new(),
+            first_tokens: vec![0],
+            planned: Planned {
+                shape,
+                ints: ints.len(),
+                text,
+                speakers: false,
+            },
+            ints,
+        }
+    }
+}
