@@ -1,1 +1,17 @@
-//! Harness that starts the real binaries on port 0.
+//! Starts the real binaries on free ports and speaks to them, for the tests of this crate.
+//!
+//! `cargo build --workspace --bins` must have run before (`make test` does). Everything that a process logs is kept
+//! and printed when its test fails; every process ends with its [`Process`].
+
+pub mod client;
+pub mod deployment;
+pub mod process;
+pub mod system;
+
+use std::time::Duration;
+
+/// Long enough for a busy machine, short enough to fail.
+pub const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Samples of a frame of audio.
+pub const SAMPLES_PER_FRAME: usize = 1920;

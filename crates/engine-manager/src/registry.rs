@@ -7,6 +7,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use laneway_proto::v1;
 use tokio::sync::watch;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -27,20 +28,44 @@ pub enum WorkerState {
     Failed,
 }
 
+impl WorkerState {
+    /// Every state.
+    pub const ALL: [WorkerState; 4] = [Self::Loading, Self::Serving, Self::Draining, Self::Failed];
+}
+
+/// What a heartbeat brings. Load and facts pass through unread, so they stay in their wire form.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Report {
+    /// What the worker says of itself.
+    pub state: WorkerState,
+    /// How much it has to do.
+    pub load: v1::WorkerLoad,
+    /// What its model can do, from [`WorkerState::Serving`] on.
+    pub facts: Option<v1::ModelFacts>,
+}
+
 /// A registered worker.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Worker {
+    /// Its own name for itself.
+    pub worker_id: String,
     /// The part of the deployment that it serves.
     pub rank: u32,
     /// Where its gRPC service answers, `http://host:port`.
     pub address: String,
     /// Its build.
     pub version: String,
-    /// Tells this life of the worker from the one before; heartbeats carry it.
-    pub incarnation: u64,
+    /// Tells this registration from the one before; heartbeats carry it.
+    pub generation: u64,
     /// What it last said.
-    pub state: WorkerState,
+    pub report: Report,
     lease_until: Instant,
+}
+
+impl Worker {
+    fn is(&self, worker_id: &str, generation: u64) -> bool {
+        self.worker_id == worker_id && self.generation == generation
+    }
 }
 
 /// Every live worker, by rank.
@@ -55,6 +80,8 @@ pub struct Topology {
 /// What a worker registers with.
 #[derive(Debug, Clone)]
 pub struct Registration {
+    /// Its own name for itself.
+    pub worker_id: String,
     /// The part of the deployment that it wants to serve.
     pub rank: u32,
     /// Where its gRPC service answers.
@@ -86,13 +113,13 @@ pub enum RegistryError {
         /// Milliseconds to its lease's end.
         lease_left_ms: u64,
     },
-    /// The heartbeat is from a life that is over.
-    #[error("rank {rank} has no lease for incarnation {incarnation}: register again")]
+    /// The heartbeat names a registration that is over.
+    #[error("worker {worker_id} has no lease for generation {generation}: register again")]
     LeaseLost {
         /// Whose heartbeat.
-        rank: u32,
-        /// The life that it named.
-        incarnation: u64,
+        worker_id: String,
+        /// The registration that it named.
+        generation: u64,
     },
 }
 
@@ -101,18 +128,18 @@ pub enum RegistryError {
 pub struct Registry {
     ranks: Vec<u32>,
     lease: Duration,
-    first_incarnation: u64,
+    first_generation: u64,
     topology: watch::Sender<Topology>,
 }
 
 impl Registry {
-    /// A registry with no worker. `first_incarnation` must differ from one life of the manager to the next, so
+    /// A registry with no worker. `first_generation` must differ from one life of the manager to the next, so
     /// that a heartbeat meant for the last one is not taken.
-    pub fn new(ranks: Vec<u32>, lease: Duration, first_incarnation: u64) -> Self {
+    pub fn new(ranks: Vec<u32>, lease: Duration, first_generation: u64) -> Self {
         Registry {
             ranks,
             lease,
-            first_incarnation,
+            first_generation,
             topology: watch::channel(Topology::default()).0,
         }
     }
@@ -127,13 +154,18 @@ impl Registry {
         self.topology.subscribe()
     }
 
-    /// Give the rank to the worker and return its incarnation. The same address may register again (it
-    /// restarted); another must wait for the lease to end.
+    /// Give the rank to the worker and return the registration's generation. The same worker, or another at its
+    /// address, may register again (it restarted); anyone else must wait for the lease to end.
     ///
     /// # Errors
     /// [`RegistryError::UnknownRank`], [`RegistryError::Held`].
     pub fn register(&self, registration: Registration) -> Result<u64, RegistryError> {
+        self.register_at(Instant::now(), registration)
+    }
+
+    fn register_at(&self, now: Instant, registration: Registration) -> Result<u64, RegistryError> {
         let Registration {
+            worker_id,
             rank,
             address,
             version,
@@ -144,11 +176,11 @@ impl Registry {
                 known: self.ranks.clone(),
             });
         }
-        let now = Instant::now();
-        let mut answer = Err(RegistryError::LeaseLost { rank, incarnation: 0 });
+        let mut answer = Ok(0);
         self.topology.send_if_modified(|topology| {
             if let Some(holder) = topology.workers.get(&rank) {
-                if holder.address != address && holder.lease_until > now {
+                let same = holder.address == address || holder.worker_id == worker_id;
+                if !same && holder.lease_until > now {
                     let lease_left_ms = (holder.lease_until - now).as_millis() as u64;
                     answer = Err(RegistryError::Held {
                         rank,
@@ -159,53 +191,68 @@ impl Registry {
                 }
             }
             topology.revision += 1;
-            let incarnation = self.first_incarnation + topology.revision;
-            let (state, lease_until) = (WorkerState::Loading, now + self.lease);
-            topology.workers.insert(
+            let generation = self.first_generation + topology.revision;
+            let report = Report {
+                state: WorkerState::Loading,
+                load: v1::WorkerLoad::default(),
+                facts: None,
+            };
+            let lease_until = now + self.lease;
+            let worker = Worker {
+                worker_id,
                 rank,
-                Worker {
-                    rank,
-                    address,
-                    version,
-                    incarnation,
-                    state,
-                    lease_until,
-                },
-            );
-            answer = Ok(incarnation);
+                address,
+                version,
+                generation,
+                report,
+                lease_until,
+            };
+            topology.workers.insert(rank, worker);
+            answer = Ok(generation);
             true
         });
         answer
     }
 
-    /// Renew a lease and note the worker's state; watchers hear of it only when the state changed.
+    /// Renew a lease and note what the worker reports; watchers hear of it only when that changed.
     ///
     /// # Errors
-    /// [`RegistryError::LeaseLost`] when this life of the worker is over: it must register again.
-    pub fn heartbeat(&self, rank: u32, incarnation: u64, state: WorkerState) -> Result<(), RegistryError> {
-        let mut answer = Err(RegistryError::LeaseLost { rank, incarnation });
-        let until = Instant::now() + self.lease;
+    /// [`RegistryError::LeaseLost`] when this registration is over: the worker must register again.
+    pub fn heartbeat(&self, worker_id: &str, generation: u64, report: Report) -> Result<(), RegistryError> {
+        self.heartbeat_at(Instant::now(), worker_id, generation, report)
+    }
+
+    fn heartbeat_at(
+        &self,
+        now: Instant,
+        worker_id: &str,
+        generation: u64,
+        report: Report,
+    ) -> Result<(), RegistryError> {
+        let mut answer = Err(RegistryError::LeaseLost {
+            worker_id: worker_id.to_owned(),
+            generation,
+        });
+        let until = now + self.lease;
         self.topology.send_if_modified(|topology| {
-            let Some(worker) = topology
+            let worker = topology
                 .workers
-                .get_mut(&rank)
-                .filter(|w| w.incarnation == incarnation)
-            else {
-                return false;
-            };
+                .values_mut()
+                .find(|worker| worker.is(worker_id, generation));
+            let Some(worker) = worker else { return false };
             answer = Ok(());
             worker.lease_until = until;
-            let changed = worker.state != state;
-            worker.state = state;
+            let changed = worker.report != report;
+            worker.report = report;
             topology.revision += u64::from(changed);
             changed
         });
         answer
     }
 
-    /// A worker leaves on its own account. A life that is already over is no error.
-    pub fn deregister(&self, rank: u32, incarnation: u64) {
-        self.remove_if(|worker| worker.rank == rank && worker.incarnation == incarnation);
+    /// A worker leaves on its own account. A registration that is already over is no error.
+    pub fn deregister(&self, worker_id: &str, generation: u64) {
+        self.remove_if(|worker| worker.is(worker_id, generation));
     }
 
     /// End workers whose lease ran out, until the token is cancelled.
@@ -226,14 +273,13 @@ impl Registry {
             };
             tokio::select! {
                 () = token.cancelled() => return,
-                () = silence => self.expire(),
+                () = silence => self.expire(Instant::now()),
                 changed = changes.changed() => if changed.is_err() { return },
             }
         }
     }
 
-    fn expire(&self) {
-        let now = Instant::now();
+    fn expire(&self, now: Instant) {
         for worker in self.remove_if(|worker| worker.lease_until <= now) {
             tracing::warn!(
                 rank = worker.rank,

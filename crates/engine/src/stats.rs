@@ -51,6 +51,8 @@ pub struct WalkStats {
     pub rows: u64,
     /// Time from launch to landing, summed.
     pub step_time: Duration,
+    /// The longest.
+    pub step_time_max: Duration,
     /// Steps by time, one more than [`STEP_MS_BUCKETS`].
     pub step_time_buckets: [u64; STEP_MS_BUCKETS.len() + 1],
 }
@@ -60,6 +62,7 @@ impl WalkStats {
         self.steps += 1;
         self.rows += rows as u64;
         self.step_time += took;
+        self.step_time_max = self.step_time_max.max(took);
         let ms = took.as_secs_f64() * 1e3;
         let bucket = STEP_MS_BUCKETS.partition_point(|&bound| bound < ms);
         self.step_time_buckets[bucket] += 1;

@@ -43,6 +43,8 @@ pub enum ErrorCode {
     UnknownRank,
     /// Another live worker holds the rank.
     RankTaken,
+    /// The deployment does not fit the devices that a worker reports.
+    DeploymentRefused,
     /// A heartbeat of a worker that is not registered: it must register again.
     NotRegistered,
     /// A fault of ours. The message to the caller never says more.
@@ -81,7 +83,7 @@ const fn row(
 }
 
 /// Every code, in the order of the enum.
-pub const ERROR_CODES: [ErrorCodeRow; 21] = [
+pub const ERROR_CODES: [ErrorCodeRow; 22] = [
     row(
         ErrorCode::InvalidArgument,
         "INVALID_ARGUMENT",
@@ -214,6 +216,13 @@ pub const ERROR_CODES: [ErrorCodeRow; 21] = [
         Code::AlreadyExists,
         409,
         "rank_taken",
+    ),
+    row(
+        ErrorCode::DeploymentRefused,
+        "DEPLOYMENT_REFUSED",
+        Code::FailedPrecondition,
+        400,
+        "deployment_refused",
     ),
     row(
         ErrorCode::NotRegistered,

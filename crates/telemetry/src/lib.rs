@@ -7,6 +7,8 @@ mod exporter;
 mod init;
 pub mod metric;
 pub mod propagation;
+mod signals;
 
 pub use exporter::{install_recorder, serve_metrics};
 pub use init::{LogFormat, TelemetryConfig, TelemetryGuard, init};
+pub use signals::drain_on_signal;

@@ -8,16 +8,35 @@ fn registry() -> Registry {
     Registry::new(vec![0, 1], LEASE, 100)
 }
 
+/// A worker that is named after its address.
 fn from(rank: u32, address: &str) -> Registration {
     Registration {
+        worker_id: format!("worker at {address}"),
         rank,
         address: address.into(),
         version: "0.1.0".into(),
     }
 }
 
-#[tokio::test(start_paused = true)]
-async fn a_rank_outside_the_deployment_is_refused_with_the_ranks_that_exist() {
+fn report(state: WorkerState) -> Report {
+    Report {
+        state,
+        load: v1::WorkerLoad::default(),
+        facts: None,
+    }
+}
+
+fn beat(
+    registry: &Registry,
+    address: &str,
+    generation: u64,
+    state: WorkerState,
+) -> Result<(), RegistryError> {
+    registry.heartbeat(&format!("worker at {address}"), generation, report(state))
+}
+
+#[test]
+fn a_rank_outside_the_deployment_is_refused_with_the_ranks_that_exist() {
     let refusal = registry().register(from(7, "http://a")).unwrap_err();
     assert_eq!(
         refusal,
@@ -28,11 +47,12 @@ async fn a_rank_outside_the_deployment_is_refused_with_the_ranks_that_exist() {
     );
 }
 
-#[tokio::test(start_paused = true)]
-async fn a_rank_has_one_holder_until_its_lease_ends() {
+#[test]
+fn a_rank_has_one_holder_until_its_lease_ends() {
     let registry = registry();
-    let first = registry.register(from(0, "http://a")).unwrap();
-    let refusal = registry.register(from(0, "http://b")).unwrap_err();
+    let now = Instant::now();
+    let first = registry.register_at(now, from(0, "http://a")).unwrap();
+    let refusal = registry.register_at(now, from(0, "http://b")).unwrap_err();
     assert!(
         matches!(
             refusal,
@@ -44,61 +64,77 @@ async fn a_rank_has_one_holder_until_its_lease_ends() {
         "{refusal}"
     );
 
-    let again = registry.register(from(0, "http://a")).unwrap();
-    assert_ne!(first, again, "a restart is a new life");
-    assert!(registry.heartbeat(0, first, WorkerState::Serving).is_err());
+    let again = registry.register_at(now, from(0, "http://a")).unwrap();
+    assert_ne!(first, again, "a restart is another registration");
+    assert!(beat(&registry, "http://a", first, WorkerState::Serving).is_err());
 
-    tokio::time::advance(LEASE).await;
-    registry.register(from(0, "http://b")).unwrap();
+    registry.register_at(now + LEASE, from(0, "http://b")).unwrap();
 }
 
-#[tokio::test(start_paused = true)]
-async fn watchers_hear_of_states_and_not_of_renewals() {
+#[test]
+fn watchers_hear_of_reports_and_not_of_renewals() {
     let registry = registry();
     let mut watch = registry.watch();
-    let incarnation = registry.register(from(1, "http://a")).unwrap();
-    assert_eq!(watch.borrow_and_update().workers[&1].state, WorkerState::Loading);
+    let generation = registry.register(from(1, "http://a")).unwrap();
+    assert_eq!(
+        watch.borrow_and_update().workers[&1].report.state,
+        WorkerState::Loading
+    );
 
-    registry.heartbeat(1, incarnation, WorkerState::Loading).unwrap();
+    beat(&registry, "http://a", generation, WorkerState::Loading).unwrap();
     assert!(!watch.has_changed().unwrap());
-    registry.heartbeat(1, incarnation, WorkerState::Serving).unwrap();
-    assert_eq!(watch.borrow_and_update().workers[&1].state, WorkerState::Serving);
+    beat(&registry, "http://a", generation, WorkerState::Serving).unwrap();
+    assert_eq!(
+        watch.borrow_and_update().workers[&1].report.state,
+        WorkerState::Serving
+    );
 }
 
-#[tokio::test(start_paused = true)]
-async fn a_silent_worker_leaves_the_topology_and_a_renewing_one_stays() {
-    let registry = Arc::new(registry());
+#[test]
+fn a_silent_worker_leaves_and_a_renewing_one_stays() {
+    let registry = registry();
+    let now = Instant::now();
+    let quiet = registry.register_at(now, from(0, "http://a")).unwrap();
+    let lively = registry.register_at(now, from(1, "http://b")).unwrap();
+    let renewed = registry.heartbeat_at(
+        now + LEASE / 2,
+        "worker at http://b",
+        lively,
+        report(WorkerState::Serving),
+    );
+    renewed.unwrap();
+    registry.expire(now + LEASE);
+    let watch = registry.watch();
+    assert_eq!(watch.borrow().workers.keys().collect::<Vec<_>>(), [&1]);
+    assert!(beat(&registry, "http://a", quiet, WorkerState::Serving).is_err());
+}
+
+#[tokio::test]
+async fn the_sweeper_ends_leases_by_itself() {
+    let registry = Arc::new(Registry::new(vec![0, 1], Duration::from_millis(20), 0));
     let token = CancellationToken::new();
     let sweeper = tokio::spawn({
         let (registry, token) = (registry.clone(), token.clone());
         async move { registry.sweep(token).await }
     });
-    let quiet = registry.register(from(0, "http://a")).unwrap();
-    let lively = registry.register(from(1, "http://b")).unwrap();
     let mut watch = registry.watch();
-    for _ in 0..4 {
-        tokio::time::sleep(LEASE / 4).await;
-        registry.heartbeat(1, lively, WorkerState::Loading).unwrap();
+    for rank in [0, 1] {
+        registry.register(from(rank, "http://a")).unwrap();
     }
-    watch
-        .wait_for(|topology| !topology.workers.contains_key(&0))
-        .await
-        .unwrap();
-    assert!(watch.borrow().workers.contains_key(&1));
-    assert!(registry.heartbeat(0, quiet, WorkerState::Serving).is_err());
-
+    let swept = tokio::time::timeout(LEASE, watch.wait_for(|topology| topology.workers.is_empty())).await;
+    swept.expect("the leases never ended").unwrap();
     token.cancel();
     sweeper.await.unwrap();
 }
 
-#[tokio::test(start_paused = true)]
-async fn leaving_frees_the_rank_at_once_and_only_for_the_same_life() {
+#[test]
+fn leaving_frees_the_rank_at_once_and_only_for_the_same_registration() {
     let registry = registry();
     let old = registry.register(from(0, "http://a")).unwrap();
     let new = registry.register(from(0, "http://a")).unwrap();
-    registry.deregister(0, old);
+    registry.deregister("worker at http://a", old);
     assert!(registry.watch().borrow().workers.contains_key(&0));
-    registry.deregister(0, new);
+    registry.deregister("worker at http://a", new);
     assert!(registry.watch().borrow().workers.is_empty());
     registry.register(from(0, "http://b")).unwrap();
 }

@@ -1,0 +1,145 @@
+//! The gateway as a client of this program sees it.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use clap::Args;
+use laneway_proto::v1;
+use laneway_proto::v1::speech_client::SpeechClient;
+use tonic::transport::{Channel, Endpoint};
+use tonic_health::pb::HealthCheckRequest;
+use tonic_health::pb::health_check_response::ServingStatus;
+use tonic_health::pb::health_client::HealthClient;
+
+use crate::config::ConfigArguments;
+use crate::system::System;
+
+/// How long a system in this process may take to load its model.
+const START_DEADLINE: Duration = Duration::from_secs(600);
+
+/// Pause before a health check that could not be made is made again.
+const RETRY: Duration = Duration::from_millis(20);
+
+/// Flags that say which gateway a command speaks to.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct GatewayArguments {
+    /// A running gateway, host:port; without one the deployment is started inside this process.
+    #[arg(long, env = "LANEWAY_GATEWAY")]
+    gateway: Option<String>,
+    #[command(flatten)]
+    config: ConfigArguments,
+}
+
+/// A gateway that serves, and the system behind it when it is ours.
+pub(crate) struct Connection {
+    pub(crate) channel: Channel,
+    system: Option<System>,
+}
+
+impl GatewayArguments {
+    /// Connect, and start a system first when none is named.
+    pub(crate) async fn connect(self) -> anyhow::Result<Connection> {
+        if let Some(address) = self.gateway {
+            let channel = endpoint(&address)?
+                .connect()
+                .await
+                .with_context(|| format!("connect to {address}"))?;
+            return Ok(Connection {
+                channel,
+                system: None,
+            });
+        }
+        let served = self.config.load()?;
+        let mut system = System::start(served, ([127, 0, 0, 1], 0).into()).await?;
+        let address = system.gateway;
+        tokio::select! {
+            ready = until_serving(address) => ready?,
+            error = system.failed() => return Err(error),
+        }
+        let channel = endpoint(&address.to_string())?
+            .connect()
+            .await
+            .context("connect to our own gateway")?;
+        Ok(Connection {
+            channel,
+            system: Some(system),
+        })
+    }
+}
+
+impl Connection {
+    pub(crate) fn speech(&self) -> SpeechClient<Channel> {
+        SpeechClient::new(self.channel.clone())
+    }
+
+    /// Status of every worker of a system in this process, by rank; nothing for one elsewhere.
+    pub(crate) async fn worker_statuses(&self) -> anyhow::Result<Vec<v1::WorkerStatusResponse>> {
+        let mut statuses = Vec::new();
+        for address in self.system.iter().flat_map(|system| &system.workers) {
+            let channel = endpoint(&address.to_string())?
+                .connect()
+                .await
+                .context("connect to our own worker")?;
+            let mut worker = v1::worker_client::WorkerClient::new(channel);
+            let status = worker
+                .status(v1::WorkerStatusRequest {})
+                .await
+                .context("ask our worker for its status")?;
+            statuses.push(status.into_inner());
+        }
+        Ok(statuses)
+    }
+
+    /// Drain a system in this process.
+    pub(crate) async fn end(self) -> anyhow::Result<()> {
+        let Connection { channel, system } = self;
+        drop(channel);
+        match system {
+            Some(system) => system.end().await,
+            None => Ok(()),
+        }
+    }
+}
+
+/// Where `host:port` or a whole URI leads.
+pub(crate) fn endpoint(address: &str) -> anyhow::Result<Endpoint> {
+    let uri = match address.contains("://") {
+        true => address.to_owned(),
+        false => format!("http://{address}"),
+    };
+    let endpoint = Endpoint::from_shared(uri).with_context(|| format!("read the address {address}"))?;
+    Ok(endpoint.connect_timeout(Duration::from_secs(5)).tcp_nodelay(true))
+}
+
+/// Wait until the service at this address says that it serves.
+pub(crate) async fn until_serving(address: SocketAddr) -> anyhow::Result<()> {
+    let mut health = HealthClient::new(endpoint(&address.to_string())?.connect_lazy());
+    let serving = async {
+        loop {
+            let request = HealthCheckRequest {
+                service: String::new(),
+            };
+            if let Ok(response) = health.watch(request).await {
+                let mut updates = response.into_inner();
+                while let Ok(Some(update)) = updates.message().await {
+                    if update.status() == ServingStatus::Serving {
+                        return;
+                    }
+                }
+            }
+            tokio::time::sleep(RETRY).await;
+        }
+    };
+    tokio::time::timeout(START_DEADLINE, serving)
+        .await
+        .with_context(|| format!("wait for {address} to serve"))
+}
+
+/// A status as a person should read it.
+pub(crate) fn explain(status: &tonic::Status) -> anyhow::Error {
+    match laneway_proto::Failure::from_status(status) {
+        Some(failure) => anyhow::anyhow!("{failure}"),
+        None => anyhow::anyhow!("{}: {}", status.code(), status.message()),
+    }
+}

@@ -1,0 +1,50 @@
+//! `laneway health`: whether a service serves, as an exit code.
+
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use clap::Args;
+use tonic_health::pb::HealthCheckRequest;
+use tonic_health::pb::health_check_response::ServingStatus;
+use tonic_health::pb::health_client::HealthClient;
+
+use crate::client::endpoint;
+
+/// Flags of `health`.
+#[derive(Debug, Args)]
+pub(crate) struct Arguments {
+    /// The service's address, host:port.
+    #[arg(default_value = "127.0.0.1:50051")]
+    address: String,
+    /// Service name; empty for the server as a whole.
+    #[arg(long, default_value = "")]
+    service: String,
+    /// Seconds to wait for the answer.
+    #[arg(long, default_value_t = 2)]
+    timeout_s: u64,
+}
+
+pub(crate) async fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
+    let check = async {
+        let channel = endpoint(&arguments.address)?.connect().await.context("connect")?;
+        let request = HealthCheckRequest {
+            service: arguments.service,
+        };
+        let response = HealthClient::new(channel)
+            .check(request)
+            .await
+            .context("ask for its health")?;
+        anyhow::Ok(response.into_inner().status())
+    };
+    let bound = Duration::from_secs(arguments.timeout_s);
+    let status = tokio::time::timeout(bound, check)
+        .await
+        .unwrap_or_else(|_| Err(anyhow::anyhow!("no answer within {bound:?}")))
+        .with_context(|| format!("check {}", arguments.address))?;
+    println!("{}", status.as_str_name());
+    Ok(match status {
+        ServingStatus::Serving => ExitCode::SUCCESS,
+        _ => ExitCode::FAILURE,
+    })
+}

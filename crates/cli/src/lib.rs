@@ -1,1 +1,0 @@
-//! laneway-cli

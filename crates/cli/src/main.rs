@@ -1,0 +1,105 @@
+//! `laneway`: the command-line program. Each command is a module; this file only picks one.
+
+mod bench;
+mod client;
+mod config;
+mod health;
+mod say;
+mod system;
+mod up;
+mod validate;
+mod verify;
+mod voices;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+use laneway_telemetry::{LogFormat, TelemetryConfig};
+
+/// Exit code of a configuration that cannot be used.
+const EXIT_CONFIG: u8 = 2;
+
+/// Serve speech models, and speak with them.
+#[derive(Debug, Parser)]
+#[command(name = "laneway", version)]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+    /// Log lines: text or json.
+    #[arg(long, global = true, env = "LANEWAY_LOG_FORMAT", default_value = "text")]
+    log_format: LogFormat,
+    /// Log filter directives; each command has its own default.
+    #[arg(long, global = true, env = "LANEWAY_LOG")]
+    log: Option<String>,
+    /// OTLP gRPC endpoint for traces.
+    #[arg(long, global = true, env = "LANEWAY_OTLP_ENDPOINT")]
+    otlp_endpoint: Option<String>,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Start a deployment: all roles in this process, or one of them.
+    Up(up::Arguments),
+    /// Speak a text into a WAV file.
+    Say(say::Arguments),
+    /// Check a deployment's configuration and print every violation.
+    Validate(validate::Arguments),
+    /// Compare this build with golden tensors of the reference.
+    Verify(verify::Arguments),
+    /// List the voices and languages that are served.
+    Voices(voices::Arguments),
+    /// Measure throughput and latency through the gateway.
+    Bench(bench::Arguments),
+    /// Ask a service whether it serves.
+    Health(health::Arguments),
+}
+
+impl Command {
+    /// A server tells what it does; a command that prints results keeps quiet otherwise.
+    fn default_filter(&self) -> &'static str {
+        match self {
+            Command::Up(_) => "info",
+            _ => "warn",
+        }
+    }
+}
+
+#[tokio::main]
+async fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    match run(arguments).await {
+        Ok(code) => code,
+        Err(error) => match error.downcast::<config::Refused>() {
+            Ok(refused) => {
+                eprint!("{refused}");
+                ExitCode::from(EXIT_CONFIG)
+            }
+            Err(error) => {
+                eprintln!("laneway: {error:#}");
+                ExitCode::FAILURE
+            }
+        },
+    }
+}
+
+async fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
+    let filter = arguments
+        .log
+        .unwrap_or_else(|| arguments.command.default_filter().to_owned());
+    let _telemetry = laneway_telemetry::init(TelemetryConfig {
+        service: "laneway",
+        filter: Some(filter),
+        format: arguments.log_format,
+        otlp_endpoint: arguments.otlp_endpoint,
+    })?;
+    match arguments.command {
+        Command::Up(arguments) => up::run(arguments).await,
+        Command::Say(arguments) => say::run(arguments).await,
+        Command::Validate(arguments) => validate::run(&arguments),
+        // The engine's threads are its own; nothing else runs in this program meanwhile.
+        Command::Verify(arguments) => tokio::task::spawn_blocking(move || verify::run(&arguments)).await?,
+        Command::Voices(arguments) => voices::run(arguments).await,
+        Command::Bench(arguments) => bench::run(arguments).await,
+        Command::Health(arguments) => health::run(arguments).await,
+    }
+}

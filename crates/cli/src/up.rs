@@ -1,0 +1,149 @@
+//! `laneway up`: a deployment in this process, or one role of it.
+
+use std::net::SocketAddr;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use clap::{Args, ValueEnum};
+use laneway_engine_manager::EngineManager;
+use laneway_gateway::{Config, DiscoveryConfig, Shutdown};
+use laneway_worker::engine_backend::{EngineBackend, local_devices};
+use laneway_worker::{RegisterError, WorkerConfig, WorkerServer};
+use tokio_util::sync::CancellationToken;
+
+use crate::config::ConfigArguments;
+use crate::system::System;
+use crate::{EXIT_CONFIG, client};
+
+/// What this process is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Role {
+    /// Every role of the deployment.
+    All,
+    EngineManager,
+    Worker,
+    Gateway,
+}
+
+/// Flags of `up`.
+#[derive(Debug, Args)]
+pub(crate) struct Arguments {
+    #[command(flatten)]
+    config: ConfigArguments,
+    /// What this process is.
+    #[arg(long, value_enum, default_value_t = Role::All)]
+    role: Role,
+    /// The rank that a worker serves.
+    #[arg(long, default_value_t = 0)]
+    rank: u32,
+    /// Address of the role (of the gateway, for all); the deployment's own without one. Port 0 takes a free one.
+    #[arg(long)]
+    listen: Option<SocketAddr>,
+    /// Host that a worker registers, when it is not the one listened on.
+    #[arg(long)]
+    advertise: Option<String>,
+    /// Where worker and gateway find the engine-manager; the deployment's own address without one.
+    #[arg(long)]
+    engine_manager: Option<String>,
+    /// Seconds that a worker waits for its plan.
+    #[arg(long, default_value_t = 120)]
+    register_patience_s: u64,
+}
+
+pub(crate) async fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
+    // Before anything starts, whatever the role: a wrong configuration starts nothing.
+    let served = arguments.config.clone().load()?;
+    let services = served.deployment().services.clone();
+    let drain = CancellationToken::new();
+    laneway_telemetry::drain_on_signal(drain.clone())?;
+    let listen = |configured: &str| match arguments.listen {
+        Some(address) => Ok(address),
+        None => configured
+            .parse()
+            .with_context(|| format!("read the address to listen on, {configured}")),
+    };
+    let engine_manager = arguments
+        .engine_manager
+        .clone()
+        .unwrap_or_else(|| with_scheme(&services.engine_manager_address));
+    match arguments.role {
+        Role::All => {
+            let system = System::start(served, listen(&services.gateway_listen)?).await?;
+            return all(system, drain).await;
+        }
+        Role::EngineManager => {
+            let manager = EngineManager::bind(served, listen(&services.engine_manager_listen)?).await?;
+            tracing::info!(address = %manager.local_addr(), "listening");
+            manager.run(drain).await?;
+        }
+        Role::Gateway => {
+            let uri = engine_manager
+                .parse()
+                .context("read the engine-manager's address")?;
+            let address = listen(&services.gateway_listen)?;
+            let mut config = Config::new(address, DiscoveryConfig::EngineManager(uri));
+            config.drain_bound = services.drain_timeout;
+            let gateway = config.build().await?;
+            tracing::info!(address = %gateway.address(), "listening");
+            gateway
+                .serve(Shutdown {
+                    drain,
+                    ..Shutdown::default()
+                })
+                .await?;
+        }
+        Role::Worker => {
+            let server = WorkerServer::bind(WorkerConfig {
+                rank: arguments.rank,
+                listen: listen(&services.worker_listen)?,
+                advertise: arguments.advertise.or(services.worker_advertise),
+                engine_manager,
+                devices: local_devices()?,
+                register_patience: Duration::from_secs(arguments.register_patience_s),
+            })
+            .await?;
+            tracing::info!(address = %server.local_addr(), rank = arguments.rank, "listening");
+            let load: laneway_worker::Load = Box::new(|plan| Ok(Arc::new(EngineBackend::start(plan)?)));
+            let outcome = server.run(load, drain).await;
+            if let Err(error) = &outcome
+                && let Some(RegisterError::Refused { violations, .. }) = error.downcast_ref()
+            {
+                eprintln!("laneway: {error:#}");
+                for violation in violations {
+                    eprintln!("  {}: {}", violation.field, violation.description);
+                }
+                return Ok(ExitCode::from(EXIT_CONFIG));
+            }
+            outcome?;
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+async fn all(mut system: System, drain: CancellationToken) -> anyhow::Result<ExitCode> {
+    tracing::info!(gateway = %system.gateway, "listening");
+    let address = system.gateway;
+    tokio::select! {
+        () = drain.cancelled() => {}
+        error = system.failed() => return Err(error),
+        ready = client::until_serving(address) => {
+            ready?;
+            eprintln!("serving on http://{address} (gRPC)");
+            tokio::select! {
+                () = drain.cancelled() => {}
+                error = system.failed() => return Err(error),
+            }
+        }
+    }
+    system.end().await?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn with_scheme(address: &str) -> String {
+    match address.contains("://") {
+        true => address.to_owned(),
+        false => format!("http://{address}"),
+    }
+}

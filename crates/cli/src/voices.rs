@@ -1,0 +1,39 @@
+//! `laneway voices`: what may be asked for.
+
+use std::process::ExitCode;
+
+use clap::Args;
+use laneway_proto::v1;
+
+use crate::client::{self, GatewayArguments};
+
+/// Flags of `voices`.
+#[derive(Debug, Args)]
+pub(crate) struct Arguments {
+    #[command(flatten)]
+    gateway: GatewayArguments,
+}
+
+pub(crate) async fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
+    let connection = arguments.gateway.connect().await?;
+    let listed = connection
+        .speech()
+        .list_voices(v1::ListVoicesRequest::default())
+        .await;
+    let models = listed
+        .map_err(|status| client::explain(&status))?
+        .into_inner()
+        .models;
+    for model in &models {
+        println!("{}", model.model);
+        for voice in &model.voices {
+            match voice.dialect.as_str() {
+                "" => println!("  voice     {}", voice.name),
+                dialect => println!("  voice     {} ({dialect})", voice.name),
+            }
+        }
+        println!("  languages auto, {}", model.languages.join(", "));
+    }
+    connection.end().await?;
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,78 @@
+//! `laneway-engine-manager`: reads one deployment and serves its plans and topology.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::Parser;
+use laneway_engine_manager::{EngineManager, Served};
+use laneway_plan::Sources;
+use laneway_telemetry::{LogFormat, TelemetryConfig};
+use tokio_util::sync::CancellationToken;
+
+/// Exit code of a configuration that cannot be used.
+const EXIT_CONFIG: u8 = 2;
+
+/// Read a deployment, check it, and serve its plans and topology.
+#[derive(Debug, Parser)]
+#[command(version)]
+struct Arguments {
+    /// The deployment's configuration file.
+    #[arg(long, env = "LANEWAY_CONFIG")]
+    config: PathBuf,
+    /// Override a key of the file: section.key=value. May be repeated.
+    #[arg(long = "set", value_name = "KEY=VALUE")]
+    set: Vec<String>,
+    /// Address to listen on; port 0 takes a free one.
+    #[arg(long, env = "LANEWAY_LISTEN", default_value = "127.0.0.1:50060")]
+    listen: SocketAddr,
+    /// text or json.
+    #[arg(long, env = "LANEWAY_LOG_FORMAT", default_value = "text")]
+    log_format: LogFormat,
+    /// Log filter directives.
+    #[arg(long, env = "LANEWAY_LOG")]
+    log: Option<String>,
+    /// Address to serve Prometheus metrics on.
+    #[arg(long, env = "LANEWAY_METRICS_LISTEN")]
+    metrics_listen: Option<SocketAddr>,
+    /// Where spans go, http://host:4317.
+    #[arg(long, env = "LANEWAY_OTLP_ENDPOINT")]
+    otlp_endpoint: Option<String>,
+}
+
+#[tokio::main]
+async fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    let served = match Served::load(Sources::read(&arguments.config, arguments.set.clone())) {
+        Ok(served) => served,
+        Err(violations) => {
+            eprint!("{}", laneway_plan::render(&violations));
+            return ExitCode::from(EXIT_CONFIG);
+        }
+    };
+    match run(arguments, served).await {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("laneway-engine-manager: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+async fn run(arguments: Arguments, served: Served) -> anyhow::Result<()> {
+    let _telemetry = laneway_telemetry::init(TelemetryConfig {
+        service: "laneway-engine-manager",
+        filter: arguments.log,
+        format: arguments.log_format,
+        otlp_endpoint: arguments.otlp_endpoint,
+    })?;
+    if let Some(address) = arguments.metrics_listen {
+        let address = laneway_telemetry::serve_metrics(address).await?;
+        tracing::info!(%address, "metrics bound");
+    }
+    let shutdown = CancellationToken::new();
+    laneway_telemetry::drain_on_signal(shutdown.clone())?;
+    let manager = EngineManager::bind(served, arguments.listen).await?;
+    tracing::info!(address = %manager.local_addr(), "listening");
+    manager.run(shutdown).await
+}

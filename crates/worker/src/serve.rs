@@ -1,0 +1,429 @@
+//! A worker's life: bind, register, load, warm up, serve, drain.
+//!
+//! [`WorkerServer::run`] is the only entry; every task it starts ends with it.
+
+use std::net::SocketAddr;
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+
+use anyhow::Context as _;
+use laneway_engine::EngineStats;
+use laneway_plan::worker_plan::{Direction, EdgeKind};
+use laneway_plan::{DeviceInventory, WorkerPlan};
+use laneway_proto::v1;
+use laneway_proto::v1::engine_manager_client::EngineManagerClient;
+use laneway_proto::v1::worker_server::WorkerServer as GrpcWorker;
+use tokio::net::TcpListener;
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+use tonic::transport::server::TcpIncoming;
+use tonic::transport::{Channel, Server};
+use tonic_health::ServingStatus;
+
+use crate::backend::Backend;
+use crate::manager::{self, Beat, Identity, Registered};
+use crate::meter;
+use crate::peer;
+use crate::report::Reporter;
+use crate::service::{Codec, Core, Role, WorkerService};
+use crate::state::{self, Admission, State};
+use crate::warm_up::warm_up;
+
+/// Largest request: a reference clip of a minute as raw samples, and some.
+const MAX_REQUEST_BYTES: usize = 16 << 20;
+
+/// How long open connections may take to close once nothing runs any more.
+const CLOSE_DEADLINE: Duration = Duration::from_millis(500);
+
+/// What a worker is started with.
+#[derive(Debug, Clone)]
+pub struct WorkerConfig {
+    /// The part of the deployment that it serves.
+    pub rank: u32,
+    /// Where it listens; port 0 takes a free one.
+    pub listen: SocketAddr,
+    /// Host that others dial; the one that it listens on when absent.
+    pub advertise: Option<String>,
+    /// Where the engine-manager answers, `http://host:port`.
+    pub engine_manager: String,
+    /// What this machine has.
+    pub devices: DeviceInventory,
+    /// How long it may take to get a plan.
+    pub register_patience: Duration,
+}
+
+/// Builds the model and starts its engine. Runs on a thread that may block.
+pub type Load = Box<dyn FnOnce(&WorkerPlan) -> anyhow::Result<Arc<dyn Backend>> + Send>;
+
+/// A worker with its address, not serving yet.
+#[derive(Debug)]
+pub struct WorkerServer {
+    config: WorkerConfig,
+    listener: TcpListener,
+    local_addr: SocketAddr,
+}
+
+impl WorkerServer {
+    /// Bind the address.
+    ///
+    /// # Errors
+    /// It cannot be bound, or nobody else could dial it.
+    pub async fn bind(config: WorkerConfig) -> anyhow::Result<Self> {
+        let listen = config.listen;
+        anyhow::ensure!(
+            !listen.ip().is_unspecified() || config.advertise.is_some(),
+            "listen on {listen}: nobody can dial that address; state the host to register with --advertise"
+        );
+        let listener = TcpListener::bind(listen)
+            .await
+            .with_context(|| format!("bind {listen}"))?;
+        let local_addr = listener.local_addr().context("read the bound address")?;
+        Ok(WorkerServer {
+            config,
+            listener,
+            local_addr,
+        })
+    }
+
+    /// Where it listens.
+    pub fn local_addr(&self) -> SocketAddr {
+        self.local_addr
+    }
+
+    /// Serve until `shutdown` is cancelled and what ran then has finished or the drain bound is over.
+    ///
+    /// # Errors
+    /// [`crate::RegisterError`] for a refused registration; anything that keeps the model from running.
+    pub async fn run(self, load: Load, shutdown: CancellationToken) -> anyhow::Result<()> {
+        let WorkerServer {
+            config,
+            listener,
+            local_addr,
+        } = self;
+        let host = config
+            .advertise
+            .clone()
+            .unwrap_or_else(|| local_addr.ip().to_string());
+        let address = match host.parse::<std::net::Ipv6Addr>() {
+            Ok(v6) => format!("http://[{v6}]:{}", local_addr.port()),
+            Err(_) => format!("http://{host}:{}", local_addr.port()),
+        };
+        let worker_id = format!("{host}:{}:{}", local_addr.port(), std::process::id());
+
+        let ended = CancellationToken::new();
+        // Whatever way this function is left, its tasks end.
+        let _end_tasks = ended.clone().drop_guard();
+        let state = watch::Sender::new(State::Loading);
+        let service = WorkerService {
+            core: Arc::new(OnceLock::new()),
+            state: state.subscribe(),
+            reporter: Arc::new(Reporter::new(worker_id.clone())),
+        };
+        let close = ended.child_token();
+        let mut server = tokio::spawn(serve(listener, service.clone(), state.subscribe(), close.clone()));
+
+        let client = EngineManagerClient::new(
+            peer::channel(&config.engine_manager)
+                .with_context(|| format!("dial the engine-manager at {}", config.engine_manager))?,
+        );
+        let life = Life {
+            identity: Identity {
+                worker_id,
+                rank: config.rank,
+                address,
+                devices: config.devices,
+            },
+            client,
+            service,
+            state,
+            ended: ended.clone(),
+        };
+        let outcome = life.run(load, config.register_patience, shutdown).await;
+        close.cancel();
+        // Health watchers hold their streams open for ever; after the bound their connections are cut.
+
+        let closed = tokio::time::timeout(CLOSE_DEADLINE, &mut server).await;
+        server.abort();
+        if let Ok(Ok(Err(error))) = closed {
+            outcome?;
+            return Err(error);
+        }
+        outcome
+    }
+}
+
+async fn serve(
+    listener: TcpListener,
+    service: WorkerService,
+    state: watch::Receiver<State>,
+    close: CancellationToken,
+) -> anyhow::Result<()> {
+    let (reporter, health) = tonic_health::server::health_reporter();
+    let descriptors = laneway_proto::FILE_DESCRIPTOR_SET;
+    let v1 = tonic_reflection::server::Builder::configure().register_encoded_file_descriptor_set(descriptors);
+    let v1alpha =
+        tonic_reflection::server::Builder::configure().register_encoded_file_descriptor_set(descriptors);
+    let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
+    let grpc = GrpcWorker::new(service).max_decoding_message_size(MAX_REQUEST_BYTES);
+    let server = Server::builder()
+        .add_service(health)
+        .add_service(v1.build_v1().context("build reflection")?)
+        .add_service(v1alpha.build_v1alpha().context("build reflection")?)
+        .add_service(grpc)
+        .serve_with_incoming_shutdown(incoming, close.cancelled_owned());
+    tokio::select! {
+        served = server => served.context("serve gRPC"),
+        () = report_health(reporter, state) => Ok(()),
+    }
+}
+
+/// Health says what the state says, for the server as a whole and for the service. Never returns.
+async fn report_health(reporter: tonic_health::server::HealthReporter, mut state: watch::Receiver<State>) {
+    loop {
+        let status = match *state.borrow_and_update() {
+            State::Serving => ServingStatus::Serving,
+            State::Loading | State::Draining | State::Failed => ServingStatus::NotServing,
+        };
+        for service in ["", "laneway.v1.Worker"] {
+            reporter.set_service_status(service, status).await;
+        }
+        if state.changed().await.is_err() {
+            std::future::pending::<()>().await;
+        }
+    }
+}
+
+/// What runs beside the server.
+struct Life {
+    identity: Identity,
+    client: EngineManagerClient<Channel>,
+    service: WorkerService,
+    state: watch::Sender<State>,
+    ended: CancellationToken,
+}
+
+impl Life {
+    async fn run(
+        mut self,
+        load: Load,
+        patience: Duration,
+        shutdown: CancellationToken,
+    ) -> anyhow::Result<()> {
+        let register = manager::register(&mut self.client, &self.identity, patience);
+        let Some(registered) = shutdown.run_until_cancelled(register).await else {
+            return Ok(());
+        };
+        let registered = registered?;
+        tracing::info!(
+            rank = registered.plan.rank,
+            model = registered.plan.model,
+            "got a plan"
+        );
+
+        let draining = CancellationToken::new();
+        let outcome = self.serve_plan(load, &registered, &shutdown, &draining).await;
+        if let Err(error) = manager::deregister(&mut self.client, &self.identity, registered.generation).await
+        {
+            tracing::debug!(%error, "the engine-manager did not hear of the end");
+        }
+        outcome
+    }
+
+    async fn serve_plan(
+        &mut self,
+        load: Load,
+        registered: &Registered,
+        shutdown: &CancellationToken,
+        draining: &CancellationToken,
+    ) -> anyhow::Result<()> {
+        let plan = registered.plan.clone();
+        let role = Role::of(&plan);
+        self.service.reporter.planned(role, plan.clone());
+        let heartbeats = Heartbeats {
+            client: self.client.clone(),
+            identity: self.identity.clone(),
+            generation: registered.generation,
+            plan: plan.clone(),
+            service: self.service.clone(),
+            draining: draining.clone(),
+        };
+        let interval = registered.heartbeat_interval;
+        let heartbeats = tokio::spawn({
+            let ended = self.ended.clone();
+            async move { ended.run_until_cancelled(heartbeats.run(interval)).await }
+        });
+
+        let began = Instant::now();
+        let loading = tokio::task::spawn_blocking({
+            let plan = plan.clone();
+            move || load(&plan)
+        });
+        let backend = loading
+            .await
+            .context("load the model")?
+            .context("load the model")?;
+        warm_up(&*backend, role)
+            .await
+            .context("speak a warm-up utterance")?;
+        let drain_timeout = plan.drain_timeout;
+        let (codec, peers_ready) = self.codec(&plan);
+        let admission = Admission::new(plan.max_rows + plan.max_queue);
+        self.service.reporter.loaded(backend.facts());
+        let core = Core {
+            backend: backend.clone(),
+            role,
+            codec,
+            admission: admission.clone(),
+        };
+        anyhow::ensure!(self.service.core.set(core).is_ok(), "the model was loaded twice");
+        tracing::info!(seconds = began.elapsed().as_secs_f64(), "model loaded and warm");
+        let followed = state::follow(
+            backend.health(),
+            peers_ready,
+            draining.clone(),
+            self.state.clone(),
+            self.ended.clone(),
+        );
+        tokio::spawn(followed);
+
+        tokio::select! {
+            () = shutdown.cancelled() => {}
+            () = draining.cancelled() => {}
+            ended = heartbeats => if let Ok(Some(error)) = ended { return Err(error) },
+        }
+        // Not ready at once; the state task tells everyone else.
+        draining.cancel();
+        self.state
+            .send_replace(State::of(&backend.health().borrow(), true, true));
+        let n_running = admission.n_held();
+        tracing::info!(n_running, bound = ?drain_timeout, "draining");
+        if tokio::time::timeout(drain_timeout, admission.idle())
+            .await
+            .is_err()
+        {
+            tracing::warn!(
+                n_running = admission.n_held(),
+                "the drain bound is over; ending what still runs"
+            );
+        }
+        Ok(())
+    }
+
+    /// Where audio is made, and whether that place is there.
+    fn codec(&self, plan: &WorkerPlan) -> (Codec, watch::Receiver<bool>) {
+        let leaves = plan
+            .remote_edges
+            .iter()
+            .find(|edge| edge.kind == EdgeKind::Stream && edge.direction == Direction::To);
+        let Some(edge) = leaves else {
+            return (Codec::Local, watch::channel(true).1);
+        };
+        let (peer, receiver) = watch::channel(None);
+        tokio::spawn(peer::follow(
+            self.client.clone(),
+            edge.peer_rank,
+            peer,
+            self.ended.clone(),
+        ));
+        let ready = watch::Sender::new(false);
+        let peers_ready = ready.subscribe();
+        let mut peers = receiver.clone();
+        let ended = self.ended.clone();
+        tokio::spawn(async move {
+            let copied = async {
+                loop {
+                    let there = peers.borrow_and_update().is_some();
+                    ready.send_if_modified(|ready| std::mem::replace(ready, there) != there);
+                    if peers.changed().await.is_err() {
+                        return;
+                    }
+                }
+            };
+            ended.run_until_cancelled(copied).await
+        });
+        (Codec::Remote(receiver), peers_ready)
+    }
+}
+
+impl Role {
+    /// What a worker with this plan serves.
+    pub(crate) fn of(plan: &WorkerPlan) -> Role {
+        let has = |direction| {
+            plan.remote_edges
+                .iter()
+                .any(|edge| edge.kind == EdgeKind::Stream && edge.direction == direction)
+        };
+        let decodes = has(Direction::From);
+        Role {
+            synthesizes: !decodes,
+            decodes,
+        }
+    }
+}
+
+/// Tells the engine-manager that this worker lives, and how.
+struct Heartbeats {
+    client: EngineManagerClient<Channel>,
+    identity: Identity,
+    generation: u64,
+    plan: WorkerPlan,
+    service: WorkerService,
+    draining: CancellationToken,
+}
+
+impl Heartbeats {
+    /// Until something cannot be mended; returns what.
+    async fn run(mut self, interval: Duration) -> anyhow::Error {
+        let mut state = self.service.state.clone();
+        let mut carried = EngineStats::default();
+        loop {
+            let core = self.service.core.get();
+            let stats = core.map(|core| core.backend.stats()).unwrap_or_default();
+            meter::carry_over(&carried, &stats);
+            let heartbeat = self.heartbeat(&stats);
+            carried = stats;
+            match manager::beat(&mut self.client, heartbeat).await {
+                Beat::Heard | Beat::Unheard => {}
+                Beat::Drain => self.draining.cancel(),
+                Beat::Unknown => {
+                    if let Err(error) = self.register_again().await {
+                        return error;
+                    }
+                    continue;
+                }
+            }
+            tokio::select! {
+                () = tokio::time::sleep(interval) => {}
+                // Gateways should hear of a change of state at once.
+                Ok(()) = state.changed() => {}
+            }
+        }
+    }
+
+    fn heartbeat(&self, stats: &EngineStats) -> v1::HeartbeatRequest {
+        let state = *self.service.state.borrow();
+        v1::HeartbeatRequest {
+            worker_id: self.identity.worker_id.clone(),
+            generation: self.generation,
+            state: v1::WorkerState::from(state).into(),
+            load: Some(self.service.reporter.load(stats)),
+            facts: self.service.reporter.facts(state),
+        }
+    }
+
+    /// The engine-manager restarted, or gave this worker up. What runs here must still be what it wants.
+    async fn register_again(&mut self) -> anyhow::Result<()> {
+        match manager::register(&mut self.client, &self.identity, Duration::ZERO).await {
+            Ok(registered) if registered.plan == self.plan => self.generation = registered.generation,
+            Ok(_) => {
+                anyhow::bail!("the deployment changed: this worker must be started again for its new plan")
+            }
+            Err(error @ manager::RegisterError::Refused { .. }) => return Err(error.into()),
+            Err(error) => {
+                tracing::warn!(%error, "could not register again yet");
+                tokio::time::sleep(Duration::from_millis(200)).await;
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,7 @@
+//! The real binaries, from text to audio and through everything that may go wrong.
+
+mod churn;
+mod configuration;
+mod dependencies;
+mod life;
+mod speech;
