@@ -1,0 +1,356 @@
+//! What one engine step costs besides the model: 64 rows on the chain, on a device and with nodes that do
+//! nothing. The time is wall time a decode step, all threads and channels of the engine included.
+#![allow(missing_docs)] // The macros of criterion make public items.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
+use laneway_device::{
+    Buffer, BufferSpec, Device, DeviceFacts, Event, EventImpl, Graph, Launcher, Matrix, MatrixSpec, Op,
+    Priority, Result, Stream, StreamConfig, Touches, View,
+};
+use laneway_engine::node::*;
+use laneway_engine::{
+    Engine, EngineConfig, LaneConfig, Limits, NodeConfig, OutputEvent, ResourceConfig, Submission,
+};
+use laneway_plan::declaration::*;
+
+const ITEM_WORDS: usize = 16;
+
+#[derive(Debug)]
+struct NullDevice;
+
+#[derive(Debug)]
+struct NullStream(StreamConfig);
+
+struct Done;
+
+impl EventImpl for Done {
+    fn is_done(&self) -> bool {
+        true
+    }
+
+    fn wait(&self, _timeout: Duration) -> Result<()> {
+        Ok(())
+    }
+
+    fn as_any(&self) -> &dyn std::any::Any {
+        self
+    }
+}
+
+impl Device for NullDevice {
+    fn facts(&self) -> DeviceFacts {
+        DeviceFacts {
+            name: "null".into(),
+            memory_bytes: u64::MAX,
+            used_bytes: 0,
+            sms: 0,
+            partition_granularity: 0,
+            exact_buckets: true,
+        }
+    }
+
+    fn alloc(&self, spec: BufferSpec) -> Result<Buffer> {
+        Ok(Buffer::from_storage(Buffer::next_id(), spec, Box::new(())))
+    }
+
+    fn alloc_with(&self, spec: BufferSpec, _data: &[u8]) -> Result<Buffer> {
+        self.alloc(spec)
+    }
+
+    fn pack_matrix(&self, _spec: MatrixSpec<'_>) -> Result<Matrix> {
+        unreachable!("the nodes have no weights")
+    }
+
+    fn create_stream(&self, config: StreamConfig) -> Result<Arc<dyn Stream>> {
+        Ok(Arc::new(NullStream(config)))
+    }
+
+    fn host_write(&self, _view: &View, _bytes: &[u8]) -> Result<()> {
+        Ok(())
+    }
+
+    fn host_read(&self, _view: &View, _bytes: &mut [u8]) -> Result<()> {
+        Ok(())
+    }
+}
+
+impl Stream for NullStream {
+    fn config(&self) -> &StreamConfig {
+        &self.0
+    }
+
+    fn id(&self) -> u64 {
+        0
+    }
+
+    fn launch(&self, _op: &Op, _touches: &Touches) -> Result<()> {
+        Ok(())
+    }
+
+    fn record(&self) -> Result<Event> {
+        Ok(Event {
+            id: 0,
+            stream: self.0.name.as_str().into(),
+            inner: Arc::new(Done),
+        })
+    }
+
+    fn wait(&self, _event: &Event) -> Result<()> {
+        Ok(())
+    }
+
+    fn capture(&self, _build: &mut dyn FnMut(&dyn Stream) -> Result<()>) -> Result<Graph> {
+        unreachable!("the nodes capture nothing")
+    }
+
+    fn replay(&self, _graph: &Graph, _touches: &Touches) -> Result<()> {
+        unreachable!("the nodes capture nothing")
+    }
+}
+
+/// Counts its steps, and makes an item a step until there are as many as the payload says.
+struct NullNode {
+    name: String,
+    max_rows: usize,
+    makes_items: bool,
+    item: Arc<[i32]>,
+}
+
+impl Node for NullNode {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn max_rows(&self, _walk: WalkId) -> usize {
+        self.max_rows
+    }
+
+    fn open(&mut self, _walk: WalkId, _payload: &Payload) -> std::result::Result<RowState, RowError> {
+        Ok(Box::new(0u64))
+    }
+
+    fn plan(
+        &mut self,
+        _walk: WalkId,
+        _stage: Stage,
+        _rows: &mut [StepRow<'_>],
+        _touches: &mut Touches,
+    ) -> std::result::Result<(), PlanError> {
+        Ok(())
+    }
+
+    fn forward(
+        &mut self,
+        _walk: WalkId,
+        _stage: Stage,
+        _n_rows: usize,
+        _launcher: &Launcher<'_>,
+    ) -> Result<()> {
+        Ok(())
+    }
+
+    fn commit(&mut self, _walk: WalkId, _rows: &mut [StepRow<'_>]) {}
+
+    fn postprocess(
+        &mut self,
+        _walk: WalkId,
+        _stage: Stage,
+        rows: &mut [Option<StepRow<'_>>],
+    ) -> Vec<RowOutcome> {
+        let outcome = |row: &mut Option<StepRow<'_>>| {
+            let Some(row) = row.as_mut().filter(|_| self.makes_items) else {
+                return RowOutcome::default();
+            };
+            let steps = row.state.downcast_mut::<u64>().expect("this node's own state");
+            let wanted = row.payload.downcast_ref::<u64>().expect("a number of steps");
+            *steps += 1;
+            RowOutcome {
+                items: vec![self.item.clone()],
+                finish: (*steps >= *wanted).then_some(FinishReason::Length),
+                ..RowOutcome::default()
+            }
+        };
+        rows.iter_mut().map(outcome).collect()
+    }
+
+    fn warm_up(&mut self, _launcher: &Launcher<'_>) -> Result<()> {
+        Ok(())
+    }
+}
+
+struct NullModel(ModelDeclaration);
+
+impl Model for NullModel {
+    fn declaration(&self) -> &ModelDeclaration {
+        &self.0
+    }
+
+    fn build_node(
+        &self,
+        name: &str,
+        context: NodeContext,
+    ) -> std::result::Result<Box<dyn Node>, Box<dyn std::error::Error + Send + Sync>> {
+        Ok(Box::new(NullNode {
+            name: name.into(),
+            max_rows: context.max_rows,
+            makes_items: name == "Talker",
+            item: vec![0; ITEM_WORDS].into(),
+        }))
+    }
+
+    fn needs(&self, node: &str, _payload: &Payload) -> Vec<Need> {
+        let (resource, amount) = match node {
+            "Talker" => ("kv", Amount::Positions(512)),
+            _ => ("state", Amount::Slots(1)),
+        };
+        vec![Need {
+            resource: resource.into(),
+            amount,
+        }]
+    }
+}
+
+fn declaration() -> ModelDeclaration {
+    let node = |name: &str, resource: &str| NodeDecl {
+        name: name.into(),
+        parallel_ranks: 1,
+        stop_check: false,
+        output_spans: false,
+        resources: vec![resource.into()],
+        weight_bytes: 0,
+        workspace_bytes: 0,
+        workspace_bytes_per_row: 0,
+    };
+    let walk = |name: &str, node: &str, kind| WalkDecl {
+        name: name.into(),
+        nodes: vec![node.into()],
+        kind,
+        combined_with: None,
+        state_across_requests: false,
+    };
+    let resource = |key: &str, page_size| ResourceDecl {
+        key: key.into(),
+        kind: key.into(),
+        page_size,
+        zero_on_release: page_size == 0,
+        report: ResourceReport {
+            bytes_per_slot: 4,
+            ..ResourceReport::default()
+        },
+    };
+    ModelDeclaration {
+        model: "null".into(),
+        nodes: vec![node("Talker", "kv"), node("Codec", "state")],
+        walks: vec![
+            walk("prefill", "Talker", WalkKind::Entry),
+            walk("decode", "Talker", WalkKind::Loop),
+            walk("chunk", "Codec", WalkKind::Stream),
+        ],
+        stream_edges: vec![StreamEdgeDecl {
+            name: "codes".into(),
+            from: vec!["prefill".into(), "decode".into()],
+            to: "chunk".into(),
+            item_words: ITEM_WORDS as u32,
+            chunk: ChunkPolicy {
+                first: 1,
+                ramp: vec![2, 4, 8],
+                steady: 16,
+            },
+            max_window: 32,
+            capacity: 64,
+        }],
+        request_edges: Vec::new(),
+        resources: vec![resource("kv", 16), resource("state", 0)],
+    }
+}
+
+fn start(rows: usize, codec_lane: usize) -> (Engine, laneway_engine::EngineHandle) {
+    let lane = LaneConfig {
+        priority: Priority::Normal,
+        partition_sms: None,
+        max_rows: rows,
+    };
+    let placed = |node: &str, lane| NodeConfig {
+        node: node.into(),
+        lane,
+    };
+    let resource = |key: &str, slots, page_size| ResourceConfig {
+        key: key.into(),
+        slots,
+        page_size,
+    };
+    let config = EngineConfig {
+        device: Arc::new(NullDevice),
+        model: Arc::new(NullModel(declaration())),
+        lanes: vec![lane; codec_lane + 1],
+        nodes: vec![placed("Talker", 0), placed("Codec", codec_lane)],
+        resources: vec![
+            resource("kv", 64 * rows as u32, 16),
+            resource("state", 2 * rows as u32, 0),
+        ],
+        chunks: Default::default(),
+        max_prefill_tokens: 8192,
+        max_seq_len: 8192,
+        capture_buckets: vec![rows],
+        playback_hz: 24_000,
+        limits: Limits {
+            max_running: rows,
+            ..Limits::default()
+        },
+    };
+    Engine::start(config).expect("an engine that does nothing starts")
+}
+
+/// Run `rows` requests of `steps` steps each at once.
+fn run(handle: &laneway_engine::EngineHandle, rows: usize, steps: u64) -> Duration {
+    let began = Instant::now();
+    let mut streams: Vec<_> = (0..rows)
+        .map(|row| {
+            let submission = Submission {
+                id: row.to_string(),
+                payload: Arc::new(steps) as Payload,
+                chunk: None,
+                deadline: None,
+                results: Vec::new(),
+            };
+            handle.submit(submission).expect("there is a place for every row")
+        })
+        .collect();
+    for stream in &mut streams {
+        let last = std::iter::from_fn(|| stream.blocking_recv()).last();
+        assert!(matches!(last, Some(OutputEvent::Finished { .. })), "{last:?}");
+    }
+    began.elapsed()
+}
+
+fn engine_step(criterion: &mut Criterion) {
+    let mut group = criterion.benchmark_group("engine_step");
+    group.measurement_time(Duration::from_secs(5));
+    for (placement, codec_lane) in [("codec on the chain", 0), ("codec on a lane", 1)] {
+        for rows in [1, 8, 64] {
+            let (engine, handle) = start(rows, codec_lane);
+            group.bench_function(BenchmarkId::new(placement, rows), |bencher| {
+                bencher.iter_custom(|steps| run(&handle, rows, steps));
+            });
+            let stats = handle.stats();
+            let steps: u64 = stats
+                .walks
+                .iter()
+                .filter(|walk| walk.lane == 0)
+                .map(|walk| walk.steps)
+                .sum();
+            println!(
+                "  planning and launching a chain step: {:.1} µs of host time",
+                stats.chain_host_time.as_secs_f64() * 1e6 / steps as f64
+            );
+            drop(engine);
+        }
+    }
+    group.finish();
+}
+
+criterion_group!(benches, engine_step);
+criterion_main!(benches);
