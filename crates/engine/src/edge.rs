@@ -9,12 +9,15 @@ use laneway_plan::declaration::ChunkPolicy;
 use crate::node::Item;
 
 /// The step that made an item: whose lane it ran on, its place in that lane's order, and its own event.
-#[derive(Debug, Clone)]
-pub(crate) struct Origin {
+#[derive(Debug)]
+pub(crate) struct OriginStep {
     pub(crate) lane: usize,
     pub(crate) seq: u64,
     pub(crate) event: Event,
 }
+
+/// Shared by every item that the step made.
+pub(crate) type Origin = Arc<OriginStep>;
 
 /// An item that waits for its window.
 #[derive(Debug)]

@@ -15,7 +15,7 @@ use laneway_plan::declaration::WalkKind;
 
 use crate::config::EngineConfig;
 use crate::core::{Chain, Core, CoreParts, LaneState, run_landing};
-use crate::edge::Origin;
+use crate::edge::{Origin, OriginStep};
 use crate::event::Event;
 use crate::handle::{EngineHandle, Gate, Health, Shared};
 use crate::lane::Lane;
@@ -256,7 +256,7 @@ impl Builder {
     fn settled(&self, lane: usize) -> Result<Origin, DeviceError> {
         let event = self.streams[lane].record()?;
         event.synchronize(self.config.limits.start_deadline)?;
-        Ok(Origin { lane, seq: 0, event })
+        Ok(Arc::new(OriginStep { lane, seq: 0, event }))
     }
 
     fn context(&self, node: usize) -> NodeContext {

@@ -11,10 +11,9 @@ use laneway_device::{DeviceError, Event as DeviceEvent, Stream, Touches};
 use laneway_plan::declaration::WalkKind;
 
 use super::Core;
-use crate::edge::Origin;
+use crate::edge::OriginStep;
 use crate::event::Event;
 use crate::node::{Node, Stage};
-use crate::output::{Failure, FailureKind};
 use crate::step::{self, Attempt, Job, Row};
 use crate::topology::CHAIN;
 
@@ -159,9 +158,8 @@ impl Core {
                 }
             }
             Attempt::Refused(errors) => self.refused(walk, rows, errors),
-            Attempt::Failed(error) => self.step_failed(CHAIN, rows, &error),
+            Attempt::Failed(error) => self.step_failed(walk, rows, &error),
             Attempt::Lost(error) => {
-                self.fail_step(&rows, &Failure::new(FailureKind::Unavailable, error.to_string()));
                 self.stuck.push((None, rows));
                 self.chain_lost(&error.to_string());
             }
@@ -189,14 +187,14 @@ impl Core {
         let InFlight {
             walk, job, mut rows, ..
         } = step;
-        let origin = Origin {
+        let origin = Arc::new(OriginStep {
             lane: CHAIN,
             seq,
             event: step.event,
-        };
+        });
         self.lanes[CHAIN].landed = origin.clone();
         if let Err(error) = step.error.map_or(result, Err) {
-            self.step_failed(CHAIN, rows, &error);
+            self.step_failed(walk, rows, &error);
             return;
         }
         let now = Instant::now();
@@ -213,18 +211,13 @@ impl Core {
             }
         }
         let outcomes = step::land(self.chain.node(node), job, &mut rows);
-        for (row, outcome) in rows.into_iter().zip(outcomes) {
-            self.settle(walk, row, outcome, &origin);
-        }
+        self.settle(walk, rows, outcomes, &origin);
     }
 
     /// The chain runs nothing any more.
     fn chain_lost(&mut self, why: &str) {
-        let failure = Failure::new(FailureKind::Unavailable, why);
-        for step in std::mem::take(&mut self.chain.in_flight) {
-            self.fail_step(&step.rows, &failure);
-            self.stuck.push((Some(step.event), step.rows));
-        }
+        let steps = self.chain.in_flight.drain(..);
+        self.stuck.extend(steps.map(|step| (Some(step.event), step.rows)));
         self.lose_lane(CHAIN, why);
     }
 }

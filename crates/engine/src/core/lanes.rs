@@ -1,9 +1,12 @@
 //! Lanes from the engine thread's side: one order at a time to each launch thread, and what its report means.
 
+use std::sync::Arc;
+
 use laneway_device::DeviceError;
+use laneway_plan::declaration::WalkKind;
 
 use super::Core;
-use crate::edge::Origin;
+use crate::edge::OriginStep;
 use crate::lane::{Order, Outcome, Report};
 use crate::node::{RowError, Stage};
 use crate::output::{Failure, FailureKind};
@@ -55,11 +58,11 @@ impl Core {
         self.lanes[lane].seq += 1;
         let landed = !matches!(outcome, Outcome::Stuck(_));
         if let Some(event) = event.as_ref().filter(|_| landed) {
-            self.lanes[lane].landed = Origin {
+            self.lanes[lane].landed = Arc::new(OriginStep {
                 lane,
                 seq: self.lanes[lane].seq,
                 event: event.clone(),
-            };
+            });
         }
         for row in left_over.into_iter().rev() {
             self.put_back(walk, row);
@@ -68,15 +71,11 @@ impl Core {
             Outcome::Landed(outcomes) => {
                 let origin = self.lanes[lane].landed.clone();
                 self.shared.stats.lock().walks[walk].landed(rows.len(), took);
-                for (row, outcome) in rows.into_iter().zip(outcomes) {
-                    self.settle(walk, row, outcome, &origin);
-                }
+                self.settle(walk, rows, outcomes, &origin);
             }
             Outcome::Refused(errors) => self.refused(walk, rows, errors),
-            Outcome::Failed(error) => self.step_failed(lane, rows, &error),
+            Outcome::Failed(error) => self.step_failed(walk, rows, &error),
             Outcome::Stuck(why) => {
-                let failure = Failure::new(FailureKind::Unavailable, why.clone());
-                self.fail_step(&rows, &failure);
                 self.stuck.push((event, rows));
                 self.lose_lane(lane, &why);
             }
@@ -100,22 +99,25 @@ impl Core {
         }
     }
 
-    /// A step failed as a whole, and nothing of it runs any more.
-    pub(super) fn step_failed(&mut self, lane: usize, rows: Vec<Row>, error: &DeviceError) {
-        tracing::error!(lane, rows = rows.len(), %error, "a step failed");
-        self.fail_step(&rows, &Failure::new(FailureKind::Internal, error.to_string()));
-        drop(rows);
-        // A failed stream runs nothing more.
+    /// A step failed as a whole, and nothing of it runs any more: its rows fail.
+    pub(super) fn step_failed(&mut self, walk: usize, rows: Vec<Row>, error: &DeviceError) {
+        let info = &self.topology.walks[walk];
+        let (lane, node) = (info.lane, info.node);
+        let produces = matches!(info.kind, WalkKind::Entry | WalkKind::Loop);
+        tracing::error!(walk = &*info.name, rows = rows.len(), %error, "a step failed");
         if matches!(error, DeviceError::StreamFailed { .. }) {
+            // A failed stream runs nothing more.
             self.lose_lane(lane, &error.to_string());
         }
-    }
-
-    /// End the requests of a step's rows.
-    pub(super) fn fail_step(&mut self, rows: &[Row], failure: &Failure) {
         for row in rows {
-            if self.requests.find(row.place, row.request).is_some() {
-                self.fail(row.place, failure.clone());
+            match self.requests.find(row.place, row.request) {
+                None => {}
+                // It had its end already and was overrun: this step was not for its output.
+                Some(request) if produces && request.ended.is_some() => {
+                    request.producing -= 1;
+                    request.nodes[node].in_flight -= 1;
+                }
+                Some(_) => self.fail(row.place, Failure::new(FailureKind::Internal, error.to_string())),
             }
         }
     }

@@ -281,6 +281,6 @@ impl Core {
             newest(&mut origins, landed.clone());
         }
         origins.retain(|origin| origin.lane != lane);
-        origins.into_iter().map(|origin| origin.event).collect()
+        origins.iter().map(|origin| origin.event.clone()).collect()
     }
 }

@@ -6,111 +6,136 @@ use laneway_plan::declaration::WalkKind;
 
 use super::Core;
 use crate::edge::Origin;
-use crate::node::{FinishReason, Item, RequestId, RowOutcome};
+use crate::node::{FinishReason, RequestId, RowOutcome};
 use crate::output::{Failure, FailureKind, OutputEvent};
 use crate::request::Delivery;
 use crate::step::Row;
+use crate::topology::{Topology, WalkInfo};
 
 impl Core {
-    /// One landed row. Its state goes back to the request; a request that is gone meanwhile drops it.
-    pub(super) fn settle(&mut self, walk: usize, mut row: Row, outcome: RowOutcome, origin: &Origin) {
+    /// The rows of a landed step. Their states go back to their requests; one whose request is gone meanwhile
+    /// is dropped.
+    pub(super) fn settle(&mut self, walk: usize, rows: Vec<Row>, outcomes: Vec<RowOutcome>, origin: &Origin) {
         let topology = self.topology.clone();
         let info = &topology.walks[walk];
-        let (place, id) = (row.place, row.request);
-        let Some(request) = self.requests.find(place, id) else {
-            return;
-        };
-        let part = &mut request.nodes[info.node];
-        part.in_flight -= 1;
-        if let Some(state) = row.state.take() {
-            part.state = Some(state);
-        }
-        if info.may_output {
-            request.unreserve_output();
-        }
-        if let Some(error) = outcome.error {
-            self.fail(place, error.into());
-            return;
-        }
-        let age = request.age();
-        match info.kind {
-            WalkKind::Entry | WalkKind::Loop => {
-                request.producing -= 1;
-                if request.ended.is_some() {
-                    self.shared.stats.lock().overrun_rows += 1;
-                    return;
-                }
-                if info.kind == WalkKind::Entry {
-                    request.stats.prefill = Some(age);
-                }
-                if !outcome.items.is_empty() {
-                    request.stats.first_item.get_or_insert(age);
-                }
-                let first_item = request.stats.items;
-                request.stats.items += outcome.items.len() as u32;
-                if let Some(edge) = info.produces {
-                    let queue = &mut request.edges[edge].queue;
-                    queue.arrive(&outcome.items, row.ring_row, Some(origin));
-                    if topology.edges[edge].consumer.is_none() && !outcome.items.is_empty() {
-                        // They leave for another worker, whose own edge holds them from here on.
-                        let n_items = outcome.items.len();
-                        request.send(OutputEvent::Items {
-                            edge: topology.edges[edge].name.clone(),
-                            first_item,
-                            items: outcome.items,
-                        });
-                        request.edges[edge].queue.leave(n_items);
-                    }
-                }
-                if let Some(samples) = outcome.output {
-                    self.output(place, samples, first_item, 1);
-                }
-                // A walk with nothing to loop behind it ends with its only step.
-                let finish = outcome
-                    .finish
-                    .or(topology.looping.is_none().then_some(FinishReason::Stop));
-                match finish {
-                    Some(reason) => self.end_producers(place, reason),
-                    None => self.settle_stop(place, id),
-                }
+        for (mut row, outcome) in rows.into_iter().zip(outcomes) {
+            let place = row.place;
+            let Some(request) = self.requests.find(place, row.request) else {
+                continue;
+            };
+            let part = &mut request.nodes[info.node];
+            part.in_flight -= 1;
+            if let Some(state) = row.state.take() {
+                part.state = Some(state);
             }
-            WalkKind::Once => {
-                let edge = info.delivers.expect("a walk that runs once delivers");
-                let Some(result) = outcome.result else {
-                    let message = format!("walk {} delivered no result", info.name);
-                    self.fail(place, Failure::new(FailureKind::Internal, message));
-                    return;
-                };
-                request.deliveries[edge] = Delivery::Done(result.clone(), Some(origin.clone()));
-                request.send(OutputEvent::Result {
-                    edge: topology.request_edges[edge].name.clone(),
-                    result,
-                });
-                self.prime_if_delivered(place);
+            if info.may_output {
+                request.unreserve_output();
             }
-            WalkKind::Prime => self.finish_if_drained(place),
-            WalkKind::Stream => {
-                let edge = info.consumes.expect("a stream walk has an edge");
-                request.edges[edge].queue.window_landed(&row.window.items);
-                if !topology.edges[edge].produced_here
-                    && let Some(ingress) = &request.control.ingress
-                {
-                    ingress.lock().held -= row.window.items.len();
-                }
-                request.stats.windows += 1;
-                if let Some(samples) = outcome.output {
-                    let first_item = row.window.items.first().map_or(0, |item: &Item| item.index);
-                    self.output(place, samples, first_item, row.window.items.len() as u32);
-                }
-                self.finish_if_drained(place);
+            if let Some(error) = outcome.error {
+                self.fail(place, error.into());
+                continue;
+            }
+            match info.kind {
+                WalkKind::Entry | WalkKind::Loop => self.made(&topology, info, row, outcome, origin),
+                WalkKind::Once => self.delivered(&topology, info, place, outcome, origin),
+                WalkKind::Prime => self.finish_if_drained(place),
+                WalkKind::Stream => self.consumed(&topology, info, row, outcome),
             }
         }
     }
 
+    /// A step of an entry or loop walk: items for its edge, maybe the end.
+    fn made(&mut self, topology: &Topology, info: &WalkInfo, row: Row, outcome: RowOutcome, origin: &Origin) {
+        let (place, id) = (row.place, row.request);
+        let request = self.requests.at(place);
+        request.producing -= 1;
+        if request.ended.is_some() {
+            self.shared.stats.lock().overrun_rows += 1;
+            return;
+        }
+        if info.kind == WalkKind::Entry {
+            request.stats.prefill = Some(request.age());
+        }
+        if !outcome.items.is_empty() && request.stats.first_item.is_none() {
+            request.stats.first_item = Some(request.age());
+        }
+        let first_item = request.stats.items;
+        let n_items = outcome.items.len();
+        request.stats.items += n_items as u32;
+        if let Some(edge) = info.produces {
+            let queue = &mut request.edges[edge].queue;
+            queue.arrive(&outcome.items, row.ring_row, Some(origin));
+            if topology.edges[edge].consumer.is_none() && n_items > 0 {
+                // They leave for another worker, whose own edge holds them from here on.
+                queue.leave(n_items);
+                request.send(OutputEvent::Items {
+                    edge: topology.edges[edge].name.clone(),
+                    first_item,
+                    items: outcome.items,
+                });
+            }
+        }
+        if let Some(samples) = outcome.output {
+            self.output(place, samples, first_item, n_items as u32);
+        }
+        // A walk with nothing to loop behind it ends with its only step.
+        let finish = outcome
+            .finish
+            .or(topology.looping.is_none().then_some(FinishReason::Stop));
+        match finish {
+            Some(reason) => self.end_producers(place, reason),
+            None => self.settle_stop(place, id),
+        }
+    }
+
+    /// A walk that runs once: its result.
+    fn delivered(
+        &mut self,
+        topology: &Topology,
+        info: &WalkInfo,
+        place: usize,
+        outcome: RowOutcome,
+        origin: &Origin,
+    ) {
+        let edge = info.delivers.expect("a walk that runs once delivers");
+        let Some(result) = outcome.result else {
+            let message = format!("walk {} delivered no result", info.name);
+            self.fail(place, Failure::new(FailureKind::Internal, message));
+            return;
+        };
+        let request = self.requests.at(place);
+        request.deliveries[edge] = Delivery::Done(result.clone(), Some(origin.clone()));
+        request.send(OutputEvent::Result {
+            edge: topology.request_edges[edge].name.clone(),
+            result,
+        });
+        self.prime_if_delivered(place);
+    }
+
+    /// A window: its places are free again, its samples go out.
+    fn consumed(&mut self, topology: &Topology, info: &WalkInfo, row: Row, outcome: RowOutcome) {
+        let (place, items) = (row.place, row.window.items);
+        let edge = info.consumes.expect("a stream walk has an edge");
+        let request = self.requests.at(place);
+        request.edges[edge].queue.window_landed(&items);
+        if !topology.edges[edge].produced_here
+            && let Some(ingress) = &request.control.ingress
+        {
+            ingress.lock().held -= items.len();
+        }
+        request.stats.windows += 1;
+        if let Some(samples) = outcome.output {
+            let first_item = items.first().map_or(0, |item| item.index);
+            self.output(place, samples, first_item, items.len() as u32);
+        }
+        self.finish_if_drained(place);
+    }
+
     fn output(&mut self, place: usize, samples: Vec<f32>, first_item: u32, n_items: u32) {
         let request = self.requests.at(place);
-        let age = request.age();
-        request.stats.first_output.get_or_insert(age);
+        if request.stats.first_output.is_none() {
+            request.stats.first_output = Some(request.age());
+        }
         request.stats.samples += samples.len() as u64;
         request.send(OutputEvent::Samples {
             samples,
