@@ -228,3 +228,6 @@ impl Model for Qwen3Tts {
             .collect()
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,153 +1,32 @@
 //! The Talker through a real engine on the CPU device; the golden cases are in `verify`.
 
-use std::path::PathBuf;
+use std::path::Path;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
-use laneway_device::sanitize::Sanitizer;
+use laneway_engine::OutputEvent;
 use laneway_engine::node::FinishReason;
-use laneway_engine::{
-    Engine, EngineConfig, EngineHandle, LaneConfig, Limits as EngineLimits, NodeConfig, OutputEvent,
-    RequestStream, ResourceConfig, Submission,
-};
-use laneway_models_decl::Sizing;
-use laneway_plan::deployment::{DeviceKind, ModelConfig, Weights as WeightsKey};
 
 use super::*;
 use crate::qwen3_tts::Qwen3Tts;
 use crate::qwen3_tts::prompt::TextLayout;
 use crate::qwen3_tts::reference::CODES_PER_FRAME;
 use crate::qwen3_tts::request::{Probe, ProbeRecord, SpeechInput, TtsRequest};
-use crate::qwen3_tts::test_support::golden_dir;
-
-const PAGE_SIZE: u32 = 16;
-const PREFILL_TOKENS: usize = 256;
-
-fn sizing() -> Sizing {
-    Sizing {
-        device: DeviceKind::Cpu,
-        page_size: PAGE_SIZE,
-        max_prefill_tokens: PREFILL_TOKENS as u32,
-    }
-}
-
-fn generated(dir: &str, seed: u64) -> Arc<Qwen3Tts> {
-    let config = ModelConfig::Directory(golden_dir().join(dir));
-    Arc::new(Qwen3Tts::open(&WeightsKey::Random { seed }, Some(&config), &sizing()).unwrap())
-}
-
-fn nano() -> Arc<Qwen3Tts> {
-    let dir = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("demo/nano");
-    Arc::new(Qwen3Tts::open(&WeightsKey::Path(dir), None, &sizing()).unwrap())
-}
+use crate::qwen3_tts::test_engine::{Running, finish, nano, tiny};
 
 /// An engine that runs the Talker alone: frames leave it as items.
-struct Talking {
-    model: Arc<Qwen3Tts>,
-    handle: EngineHandle,
-    _engine: Engine,
-    sanitizer: Sanitizer,
+fn talking(model: Arc<Qwen3Tts>, rows: usize) -> Running {
+    Running::new(model, &[(TALKER, 0)], rows)
 }
 
-impl Drop for Talking {
-    fn drop(&mut self) {
-        if !std::thread::panicking() {
-            self.sanitizer.assert_clean();
-        }
-    }
-}
-
-impl Talking {
-    fn new(model: Arc<Qwen3Tts>, rows: usize) -> Self {
-        let (device, sanitizer) = laneway_device::testing::cpu();
-        let resource = |key: &str, slots, page_size| ResourceConfig {
-            key: key.into(),
-            slots,
-            page_size,
-        };
-        let (engine, handle) = Engine::start(EngineConfig {
-            device,
-            model: model.clone(),
-            lanes: vec![LaneConfig {
-                priority: Default::default(),
-                partition_sms: None,
-                max_rows: rows,
-            }],
-            nodes: vec![NodeConfig {
-                node: TALKER.into(),
-                lane: 0,
-            }],
-            resources: vec![
-                resource(TALKER_KV, 48 * rows as u32, PAGE_SIZE),
-                resource(SAMPLER, rows as u32, 0),
-            ],
-            chunks: Default::default(),
-            max_prefill_tokens: PREFILL_TOKENS,
-            max_seq_len: 384,
-            capture_buckets: vec![1, rows],
-            playback_hz: 0,
-            limits: EngineLimits {
-                step_deadline: Duration::from_secs(120),
-                ..EngineLimits::default()
-            },
-        })
-        .unwrap();
-        Self {
-            model,
-            handle,
-            _engine: engine,
-            sanitizer,
-        }
-    }
-
-    fn submit(&self, id: &str, request: TtsRequest) -> RequestStream {
-        self.handle
-            .submit(Submission {
-                id: id.into(),
-                payload: Arc::new(request),
-                chunk: None,
-                deadline: Some(Instant::now() + Duration::from_secs(300)),
-                results: Vec::new(),
-            })
-            .unwrap()
-    }
-
-    fn run(&self, request: TtsRequest) -> (Vec<Vec<i32>>, FinishReason) {
-        finish(self.submit("one", request))
-    }
-}
-
-fn finish(mut stream: RequestStream) -> (Vec<Vec<i32>>, FinishReason) {
-    let mut frames = Vec::new();
-    while let Some(event) = stream.blocking_recv() {
-        match event {
-            OutputEvent::Items {
-                first_item, items, ..
-            } => {
-                assert_eq!(first_item as usize, frames.len());
-                frames.extend(items.iter().map(|item| item.to_vec()));
-            }
-            OutputEvent::Finished { reason, .. } => return (frames, reason),
-            OutputEvent::Failed(failure) => panic!("{failure:?}"),
-            _ => {}
-        }
-    }
-    panic!("the stream ended without an end");
-}
-
-fn probed(
-    talking: &Talking,
-    mut request: TtsRequest,
-    forced: Vec<[i32; CODES_PER_FRAME]>,
-) -> (Vec<Vec<i32>>, FinishReason, ProbeRecord) {
+/// Run a request and record what it computed.
+fn probed(talking: &Running, mut request: TtsRequest, forced: Vec<[i32; CODES_PER_FRAME]>) -> ProbeRecord {
     let probe = Arc::new(Probe {
         forced,
         ..Probe::default()
     });
     request.probe = Some(probe.clone());
-    let (frames, reason) = talking.run(request);
-    let record = std::mem::take(&mut *probe.record.lock());
-    (frames, reason, record)
+    talking.run(request);
+    std::mem::take(&mut *probe.record.lock())
 }
 
 const TEXTS: [&str; 8] = [
@@ -161,7 +40,7 @@ const TEXTS: [&str; 8] = [
     "How are you doing there?",
 ];
 
-fn text_request(talking: &Talking, i: usize, greedy: bool) -> TtsRequest {
+fn text_request(talking: &Running, i: usize, greedy: bool) -> TtsRequest {
     let mut input = SpeechInput {
         text: TEXTS[i].into(),
         voice: Some("vivian".into()),
@@ -177,12 +56,12 @@ fn text_request(talking: &Talking, i: usize, greedy: bool) -> TtsRequest {
 
 #[test]
 fn eight_texts_at_once_give_the_codes_that_each_gives_alone() {
-    let model = generated("tiny/model-custom_voice", 7);
-    let alone = Talking::new(model.clone(), 1);
-    let together = Talking::new(model, 8);
+    let model = tiny("custom_voice");
+    let alone = talking(model.clone(), 1);
+    let together = talking(model, 8);
     for greedy in [true, false] {
         let streams: Vec<_> = (0..8)
-            .map(|i| together.submit(&i.to_string(), text_request(&together, i, greedy)))
+            .map(|i| together.submit(TEXTS[i], text_request(&together, i, greedy), None))
             .collect();
         for (i, stream) in streams.into_iter().enumerate() {
             let company = finish(stream);
@@ -211,13 +90,13 @@ fn eight_texts_at_once_give_the_codes_that_each_gives_alone() {
 
 #[test]
 fn another_seed_gives_other_codes() {
-    let talking = Talking::new(generated("tiny/model-custom_voice", 7), 1);
+    let talking = talking(tiny("custom_voice"), 1);
     let run = |seed| {
         let request = TtsRequest {
             seed,
             ..text_request(&talking, 0, false)
         };
-        talking.run(request).0
+        talking.run(request).frames
     };
     assert_eq!(run(1), run(1));
     assert_ne!(run(1), run(2));
@@ -227,7 +106,7 @@ fn another_seed_gives_other_codes() {
 
 #[test]
 fn prompts_that_do_not_fit_this_worker_are_refused_by_field() {
-    let talking = Talking::new(generated("tiny/model-custom_voice", 7), 1);
+    let talking = talking(tiny("custom_voice"), 1);
     let refused = |text: String, max_frames| {
         let input = SpeechInput {
             text,
@@ -236,7 +115,7 @@ fn prompts_that_do_not_fit_this_worker_are_refused_by_field() {
             ..SpeechInput::default()
         };
         let request = talking.model.requests().build(&input).unwrap();
-        let mut stream = talking.submit("long", request);
+        let mut stream = talking.submit("long", request, None);
         while let Some(event) = stream.blocking_recv() {
             if let OutputEvent::Failed(failure) = event {
                 return format!("{failure:?}");
@@ -256,7 +135,7 @@ struct NanoCase {
 }
 
 fn nano_cases(model: &Qwen3Tts) -> Vec<NanoCase> {
-    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("demo/nano/nano_greedy.json");
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("demo/nano/nano_greedy.json");
     let golden: serde_json::Value = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
     let cases = golden["cases"].as_array().unwrap();
     assert_eq!(cases.len(), 24);
@@ -295,14 +174,14 @@ fn best(scores: &[f32]) -> (usize, f32) {
 #[test]
 fn nano_agrees_with_the_reference_wherever_its_own_choice_is_clear() {
     const NEAR_TIE: f32 = 1e-3;
-    let talking = Talking::new(nano(), 1);
+    let talking = talking(nano(), 1);
     let (mut ties, mut compared) = (0, 0);
     for case in nano_cases(&talking.model) {
         let request = TtsRequest {
             max_frames: case.codes.len() as u32,
             ..case.request
         };
-        let (_, _, record) = probed(&talking, request.clone(), case.codes.clone());
+        let record = probed(&talking, request.clone(), case.codes.clone());
         let codebook = record.predictor_scores[0].len() / (CODES_PER_FRAME - 1);
         let mut first_tie = case.codes.len();
         for (frame, codes) in case.codes.iter().enumerate() {
@@ -325,13 +204,14 @@ fn nano_agrees_with_the_reference_wherever_its_own_choice_is_clear() {
                 first_tie = first_tie.min(frame);
             }
         }
-        let (frames, reason) = talking.run(TtsRequest {
+        let spoken = talking.run(TtsRequest {
             max_frames: 100,
             ..request
         });
         let want = &case.codes[..first_tie];
         assert!(
-            frames
+            spoken
+                .frames
                 .iter()
                 .take(first_tie)
                 .map(|frame| &frame[..])
@@ -341,8 +221,8 @@ fn nano_agrees_with_the_reference_wherever_its_own_choice_is_clear() {
         );
         if first_tie == case.codes.len() {
             assert_eq!(
-                (frames.len(), reason),
-                (case.codes.len(), FinishReason::Stop),
+                (spoken.frames.len(), spoken.reason),
+                (case.codes.len(), Some(FinishReason::Stop)),
                 "{}",
                 case.name
             );
