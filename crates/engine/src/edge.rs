@@ -211,3 +211,6 @@ pub(crate) fn newest(origins: &mut Vec<Origin>, origin: Origin) {
         None => origins.push(origin),
     }
 }
+
+#[cfg(test)]
+mod tests;
