@@ -146,14 +146,24 @@ fn nodes(configs: &Configs, sizing: &Sizing, clones: bool) -> Vec<NodeDecl> {
             state::talker_prefill_bytes(configs, sizing.max_prefill_tokens),
         )
     };
+    // On the CPU, what is staged for the host lies in the device's memory too.
+    let staged = |bytes: u64| {
+        if sizing.device == DeviceKind::Cpu {
+            bytes
+        } else {
+            0
+        }
+    };
     let pass_frames = codec_pass_frames(sizing.device);
     let codec_workspace = state::codec_workspace_bytes(&configs.speech.decoder_config, pass_frames);
-    let mut nodes = vec![
-        talker,
-        node(CODEC, &[CODEC_STATE], parameters.codec, codec_workspace),
-    ];
+    let codec = NodeDecl {
+        workspace_bytes_per_row: staged(state::codec_staging_row_bytes(configs, MAX_WINDOW)),
+        ..node(CODEC, &[CODEC_STATE], parameters.codec, codec_workspace)
+    };
+    let mut nodes = vec![talker, codec];
     if clones {
-        let workspace = state::ref_encoder_workspace_bytes(configs, MAX_REFERENCE_SECONDS);
+        let workspace = state::ref_encoder_workspace_bytes(configs, MAX_REFERENCE_SECONDS)
+            + staged(state::ref_encoder_staging_bytes(configs, MAX_REFERENCE_SECONDS));
         nodes.push(node(REF_ENCODER, &[], parameters.ref_encoder, workspace));
     }
     nodes

@@ -1,5 +1,5 @@
-//! The keys of a checkpoint's configuration files that sizes and facts depend on. Nothing is defaulted: the
-//! reference's class defaults are not the released values. (Loading the model reads more keys than these.)
+//! The keys of a checkpoint's configuration files that sizes and facts depend on. Nothing is defaulted but
+//! what the released files leave to the code: the reference's class defaults are not the released values. (Loading the model reads more keys than these.)
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -78,6 +78,17 @@ impl Configs {
             && configs.model.speaker_encoder_config.is_none()
         {
             return invalid(&model.0, "a base model has no speaker_encoder_config".to_owned());
+        }
+        let scale = configs
+            .model
+            .speaker_encoder_config
+            .as_ref()
+            .map(|speaker| speaker.enc_res2net_scale);
+        if scale == Some(0) || configs.speech.encoder_config.compress == 0 {
+            return invalid(
+                &model.0,
+                "enc_res2net_scale and the codec encoder's compress must be 1 or more".to_owned(),
+            );
         }
         let upsampled: u64 = configs
             .speech
@@ -202,11 +213,49 @@ impl Dialect {
     }
 }
 
-/// `speaker_encoder_config`: the other sizes are the reference's constants.
+/// `speaker_encoder_config`. The released files hold only `enc_dim`; the other sizes are the reference's
+/// constants there.
 #[derive(Debug, Clone, Deserialize)]
 pub struct SpeakerEncoderConfig {
     /// Width of the speaker vector.
     pub enc_dim: u32,
+    /// Mel bands.
+    #[serde(default = "released_mel_dim")]
+    pub mel_dim: u32,
+    /// Channels of the first layer, of each block, and of the layer that joins the blocks.
+    #[serde(default = "released_enc_channels")]
+    pub enc_channels: [u32; 5],
+    /// Taps of the same layers.
+    #[serde(default = "released_enc_kernel_sizes")]
+    pub enc_kernel_sizes: [u32; 5],
+    /// Channels of the attentive pooling.
+    #[serde(default = "released_enc_attention_channels")]
+    pub enc_attention_channels: u32,
+    /// Parts that a block splits its channels into.
+    #[serde(default = "released_enc_res2net_scale")]
+    pub enc_res2net_scale: u32,
+    /// Channels of squeeze-and-excite.
+    #[serde(default = "released_enc_se_channels")]
+    pub enc_se_channels: u32,
+}
+
+fn released_mel_dim() -> u32 {
+    128
+}
+fn released_enc_channels() -> [u32; 5] {
+    [512, 512, 512, 512, 1536]
+}
+fn released_enc_kernel_sizes() -> [u32; 5] {
+    [5, 3, 3, 3, 1]
+}
+fn released_enc_attention_channels() -> u32 {
+    128
+}
+fn released_enc_res2net_scale() -> u32 {
+    8
+}
+fn released_enc_se_channels() -> u32 {
+    128
 }
 
 /// `generation_config.json`.

@@ -142,24 +142,20 @@ fn encoder(c: &CodecEncoderConfig) -> u64 {
     seanet + transformer + downsample + u64::from(c.num_quantizers) * book + projections
 }
 
-/// ECAPA-TDNN. Only the width of its result is configured; the rest are the reference's constants.
+/// ECAPA-TDNN.
 fn speaker_encoder(c: &SpeakerEncoderConfig) -> u64 {
-    const MEL: u32 = 128;
-    const CHANNELS: u32 = 512;
-    const BLOCKS: u32 = 3;
-    const JOINED: u32 = BLOCKS * CHANNELS;
-    const SCALE: u32 = 8;
-    const SQUEEZED: u32 = 128;
-    const ATTENTION: u32 = 128;
-    let part = CHANNELS / SCALE;
-    let block = 2 * biased(CHANNELS, CHANNELS, 1)
-        + u64::from(SCALE - 1) * biased(part, part, 3)
-        + biased(SQUEEZED, CHANNELS, 1)
-        + biased(CHANNELS, SQUEEZED, 1);
-    let pooling = biased(ATTENTION, 3 * JOINED, 1) + biased(JOINED, ATTENTION, 1);
-    biased(CHANNELS, MEL, 5)
-        + u64::from(BLOCKS) * block
-        + biased(JOINED, JOINED, 1)
-        + pooling
-        + biased(c.enc_dim, 2 * JOINED, 1)
+    let [first, blocks @ .., joined] = c.enc_channels;
+    let [first_taps, taps @ .., joined_taps] = c.enc_kernel_sizes;
+    let mut into = first;
+    let mut total = biased(first, c.mel_dim, first_taps);
+    for (out, taps) in blocks.into_iter().zip(taps) {
+        let part = out / c.enc_res2net_scale;
+        total += biased(out, into, 1) + biased(out, out, 1);
+        total += u64::from(c.enc_res2net_scale - 1) * biased(part, part, taps);
+        total += biased(c.enc_se_channels, out, 1) + biased(out, c.enc_se_channels, 1);
+        into = out;
+    }
+    let pooling =
+        biased(c.enc_attention_channels, 3 * joined, 1) + biased(joined, c.enc_attention_channels, 1);
+    total + biased(joined, blocks.iter().sum(), joined_taps) + pooling + biased(c.enc_dim, 2 * joined, 1)
 }

@@ -1,7 +1,7 @@
 //! Bytes of state and workspace. The nodes own the layouts; these formulas are what they are tested against,
 //! because the engine makes every pool of exactly the bytes that a resource reports.
 
-use super::config::{CodecDecoderConfig, Configs};
+use super::config::{CodecDecoderConfig, Configs, SpeakerEncoderConfig};
 use super::parameters::CONVNEXT_FACTOR;
 
 /// Pools are arrays of words.
@@ -104,9 +104,14 @@ pub(super) fn codec_workspace_bytes(config: &CodecDecoderConfig, pass_frames: u3
     u64::from(pass_frames) * (2 * widest + convnext + transformer + around + rate) * WORD_BYTES
 }
 
-/// Words that the speaker encoder keeps for each mel frame, with the sizes that the released configurations
-/// leave to the code: the bands, twelve layers of 512 channels or an eighth of it, and four and a half of 1536.
-const SPEAKER_FRAME_WORDS: u64 = 128 + 12_032;
+/// Steps whose results are staged for the host at once.
+const STAGES: u64 = 2;
+
+/// Staging of one codec row: the samples of its widest window.
+pub(super) fn codec_staging_row_bytes(configs: &Configs, max_window: u32) -> u64 {
+    STAGES * u64::from(max_window) * u64::from(configs.speech.decode_upsample_rate) * WORD_BYTES
+}
+
 /// Samples from one mel frame to the next.
 const MEL_HOP: u64 = 256;
 
@@ -124,6 +129,30 @@ pub(super) fn ref_encoder_workspace_bytes(configs: &Configs, seconds: u32) -> u6
     let latent = u64::from(config.hidden_size + config.codebook_dim + config.num_quantizers);
     let inner = u64::from(config.intermediate_size + config.head_dim);
     let transformer = 2 * u64::from(config.hidden_size) + 3 * q + 4 * kv + inner + latent;
-    let speaker = samples.div_ceil(MEL_HOP) * SPEAKER_FRAME_WORDS;
+    let speaker = configs
+        .model
+        .speaker_encoder_config
+        .as_ref()
+        .map_or(0, speaker_frame_words);
+    let speaker = samples.div_ceil(MEL_HOP) * speaker;
     (convolutions + samples.div_ceil(rate) * transformer + speaker) * WORD_BYTES
+}
+
+/// Staging of one clip: its samples and its mel frames.
+pub(super) fn ref_encoder_staging_bytes(configs: &Configs, seconds: u32) -> u64 {
+    let samples = u64::from(seconds) * u64::from(configs.speech.output_sample_rate);
+    let mel = configs
+        .model
+        .speaker_encoder_config
+        .as_ref()
+        .map_or(0, |speaker| u64::from(speaker.mel_dim));
+    STAGES * (samples + samples.div_ceil(MEL_HOP) * mel) * WORD_BYTES
+}
+
+/// Words of the speaker encoder's workspace for each mel frame, with the frame itself.
+fn speaker_frame_words(c: &SpeakerEncoderConfig) -> u64 {
+    let [first, blocks @ .., joined] = c.enc_channels;
+    let width = blocks.iter().copied().max().unwrap_or(0);
+    let of_blocks = 4 * width + 2 * (width / c.enc_res2net_scale) + blocks.iter().sum::<u32>();
+    u64::from(c.mel_dim + first + of_blocks + 5 * joined + c.enc_attention_channels)
 }
