@@ -298,7 +298,6 @@ pub(super) fn plan(rank: u32, remote: Option<(Direction, u32)>) -> WorkerPlan {
         auto_sms: vec![],
         memory_bytes: 0,
         max_rows: 1,
-        max_wait: Duration::ZERO,
     };
     let edge = |(direction, peer_rank)| RemoteEdge {
         edge: "codes".into(),
