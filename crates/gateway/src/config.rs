@@ -20,29 +20,40 @@ pub const DEFAULT_DRAIN_SECONDS: u64 = 30;
 /// Largest request message: half a minute of reference clip in f32 at 48 kHz, with room.
 const MAX_REQUEST_BYTES: usize = 8 * 1024 * 1024;
 
+/// Environment variables of the flags.
+mod environment {
+    pub(super) const LISTEN: &str = "LANEWAY_GATEWAY_LISTEN";
+    pub(super) const ENGINE_MANAGER: &str = "LANEWAY_GATEWAY_ENGINE_MANAGER";
+    pub(super) const WORKERS: &str = "LANEWAY_GATEWAY_WORKERS";
+    pub(super) const MAX_IN_FLIGHT: &str = "LANEWAY_GATEWAY_MAX_IN_FLIGHT";
+    pub(super) const MAX_TEXT_CHARS: &str = "LANEWAY_GATEWAY_MAX_TEXT_CHARS";
+    pub(super) const DRAIN_SECONDS: &str = "LANEWAY_GATEWAY_DRAIN_SECONDS";
+    pub(super) const NO_REFLECTION: &str = "LANEWAY_GATEWAY_NO_REFLECTION";
+}
+
 /// Flags of the gateway, with their environment variables.
 #[derive(Debug, Clone, Args)]
 pub struct GatewayArgs {
     /// Address of the public API; port 0 chooses one.
-    #[arg(long, env = "LANEWAY_GATEWAY_LISTEN", default_value = DEFAULT_LISTEN)]
+    #[arg(long, env = environment::LISTEN, default_value = DEFAULT_LISTEN)]
     pub listen: String,
     /// The engine-manager whose workers it routes to.
-    #[arg(long, env = "LANEWAY_GATEWAY_ENGINE_MANAGER", default_value = DEFAULT_ENGINE_MANAGER)]
+    #[arg(long, env = environment::ENGINE_MANAGER, default_value = DEFAULT_ENGINE_MANAGER)]
     pub engine_manager: String,
     /// Workers to route to without an engine-manager, comma separated.
-    #[arg(long = "worker", env = "LANEWAY_GATEWAY_WORKERS", value_delimiter = ',')]
+    #[arg(long = "worker", env = environment::WORKERS, value_delimiter = ',')]
     pub workers: Vec<String>,
     /// Most requests in flight; more are answered RESOURCE_EXHAUSTED at once.
-    #[arg(long, env = "LANEWAY_GATEWAY_MAX_IN_FLIGHT", default_value_t = DEFAULT_MAX_IN_FLIGHT)]
+    #[arg(long, env = environment::MAX_IN_FLIGHT, default_value_t = DEFAULT_MAX_IN_FLIGHT)]
     pub max_in_flight: usize,
     /// Longest text of one request, in characters; a model's own limit may be lower.
-    #[arg(long, env = "LANEWAY_GATEWAY_MAX_TEXT_CHARS", default_value_t = DEFAULT_MAX_TEXT_CHARS)]
+    #[arg(long, env = environment::MAX_TEXT_CHARS, default_value_t = DEFAULT_MAX_TEXT_CHARS)]
     pub max_text_chars: usize,
     /// Seconds that running streams may take to finish after SIGTERM.
-    #[arg(long, env = "LANEWAY_GATEWAY_DRAIN_SECONDS", default_value_t = DEFAULT_DRAIN_SECONDS)]
+    #[arg(long, env = environment::DRAIN_SECONDS, default_value_t = DEFAULT_DRAIN_SECONDS)]
     pub drain_seconds: u64,
     /// Do not serve gRPC reflection.
-    #[arg(long, env = "LANEWAY_GATEWAY_NO_REFLECTION")]
+    #[arg(long, env = environment::NO_REFLECTION)]
     pub no_reflection: bool,
 }
 

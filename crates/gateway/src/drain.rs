@@ -2,7 +2,6 @@
 
 use std::time::Duration;
 
-use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
 use crate::admission::Admission;
@@ -10,36 +9,13 @@ use crate::admission::Admission;
 /// How long a stream that was told to go away may take to say so.
 const LAST_WORDS: Duration = Duration::from_secs(1);
 
-/// The two strengths of a shutdown.
+/// The two strengths of a shutdown. Cancelling a token asks for it.
 #[derive(Debug, Clone, Default)]
 pub struct Shutdown {
     /// Finish what runs, take nothing new.
     pub drain: CancellationToken,
-    /// Exit now.
+    /// End serving now, whatever runs.
     pub now: CancellationToken,
-}
-
-impl Shutdown {
-    /// The first SIGTERM or SIGINT drains, the second exits now. A task listens until the process ends.
-    ///
-    /// # Errors
-    /// The handlers cannot be installed.
-    pub fn on_signals() -> std::io::Result<Self> {
-        let shutdown = Self::default();
-        let mut terminate = signal(SignalKind::terminate())?;
-        let mut interrupt = signal(SignalKind::interrupt())?;
-        let asked = shutdown.clone();
-        tokio::spawn(async move {
-            for token in [asked.drain, asked.now] {
-                tokio::select! {
-                    _ = terminate.recv() => {}
-                    _ = interrupt.recv() => {}
-                }
-                token.cancel();
-            }
-        });
-        Ok(shutdown)
-    }
 }
 
 /// Wait for the drain to be asked for, then until the running streams are done or their time is up.

@@ -49,7 +49,7 @@ fn main() -> ExitCode {
         .build();
     let outcome = runtime.context("start the runtime").and_then(|runtime| {
         let outcome = runtime.block_on(run(flags, config));
-        // A second signal exits now: nothing that still runs is waited for.
+        // A name lookup that still runs must not hold up the exit.
         runtime.shutdown_background();
         outcome
     });
@@ -69,7 +69,8 @@ async fn run(flags: Flags, config: Config) -> anyhow::Result<()> {
         format: flags.log_format,
         otlp_endpoint: flags.otlp_endpoint,
     })?;
-    let shutdown = Shutdown::on_signals().context("install signal handlers")?;
+    let shutdown = Shutdown::default();
+    laneway_telemetry::drain_on_signal(shutdown.drain.clone())?;
     if let Some(address) = flags.metrics_listen {
         let address = laneway_telemetry::serve_metrics(address).await?;
         tracing::info!(%address, "metrics bound");

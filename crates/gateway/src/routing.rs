@@ -273,6 +273,11 @@ mod tests {
         (Router::new(roster), discovered)
     }
 
+    async fn until(roster: &mut watch::Receiver<Roster>, holds: impl FnMut(&Roster) -> bool) {
+        let soon = tokio::time::timeout(std::time::Duration::from_secs(20), roster.wait_for(holds));
+        soon.await.expect("the roster never came to this").unwrap();
+    }
+
     fn picked(router: &Router) -> String {
         router.pick("nano", &[]).unwrap().link.id.to_string()
     }
@@ -308,7 +313,7 @@ mod tests {
             ..worker("a", 0, 2)
         }]);
         let mut roster = router.roster.clone();
-        roster.wait_for(|roster| !roster.serves()).await.unwrap();
+        until(&mut roster, |roster| !roster.serves()).await;
         assert_eq!(router.pick("nano", &[]).unwrap_err().code, ErrorCode::NoWorker);
     }
 
@@ -318,14 +323,11 @@ mod tests {
         let held = router.pick("nano", &[]).unwrap();
         discovered.send_replace(vec![worker("a", 1, 2)]);
         let mut roster = router.roster.clone();
-        roster
-            .wait_for(|roster| roster.places[0].load.requests == 1)
-            .await
-            .unwrap();
+        until(&mut roster, |roster| roster.places[0].load.requests == 1).await;
         assert!(Arc::ptr_eq(&router.pick("nano", &[]).unwrap().link, &held.link));
         // Nothing listens at its address.
         held.link.suspect();
-        roster.wait_for(|roster| !roster.serves()).await.unwrap();
+        until(&mut roster, |roster| !roster.serves()).await;
         assert_eq!(router.pick("nano", &[]).unwrap_err().code, ErrorCode::NoWorker);
     }
 }

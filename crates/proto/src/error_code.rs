@@ -206,8 +206,8 @@ pub const ERROR_CODES: [ErrorCodeRow; 22] = [
     row(
         ErrorCode::UnknownRank,
         "UNKNOWN_RANK",
-        Code::FailedPrecondition,
-        400,
+        Code::NotFound,
+        404,
         "unknown_rank",
     ),
     row(

@@ -110,7 +110,7 @@ async fn a_second_sigterm_exits_now() {
     })
     .await;
     terminate(&child);
-    assert_eq!(exit_code(child).await, Some(1));
+    assert_eq!(exit_code(child).await, Some(130));
 }
 
 #[tokio::test]
