@@ -210,6 +210,7 @@ impl Model for NullModel {
         vec![Need {
             resource: resource.into(),
             amount,
+            prefix: Vec::new(),
         }]
     }
 }

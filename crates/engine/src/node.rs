@@ -34,7 +34,14 @@ pub struct Need {
     pub resource: String,
     /// How much.
     pub amount: Amount,
+    /// For a paged cache that reports a prefix cache: hashes of the whole pages that the request begins with,
+    /// each over the content of its page and of all before it. Leave at least the prompt's last position out:
+    /// something must be left to run. Empty: nothing is shared.
+    pub prefix: Vec<BlockHash>,
 }
+
+/// Stands for the content of a page and of everything before it.
+pub type BlockHash = u64;
 
 /// Slots, or positions of a paged cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -52,6 +59,9 @@ pub struct Grant {
     pub resource: String,
     /// Slot or page numbers, in position order.
     pub slots: Vec<u32>,
+    /// This many pages, the first ones, hold the beginning of the prompt already and belong to others too:
+    /// the node reads them and does not write them.
+    pub cached: u32,
 }
 
 /// One item of a stream edge.

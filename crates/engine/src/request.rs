@@ -10,7 +10,7 @@ use crate::control::Control;
 use crate::edge::{EdgeQueue, Origin};
 use crate::node::{EdgeResult, FinishReason, Item, Payload, RequestId, RowState};
 use crate::output::{OutputEvent, RequestStats};
-use crate::resource::Lease;
+use crate::resource::{Ask, Lease};
 
 /// What one node keeps of a request.
 #[derive(Debug, Default)]
@@ -19,8 +19,8 @@ pub(crate) struct NodePart {
     pub(crate) state: Option<RowState>,
     /// What it was granted; `None` before.
     pub(crate) lease: Option<Arc<Lease>>,
-    /// What it asks for, as pool and slots.
-    pub(crate) needs: Vec<(usize, u32)>,
+    /// What it asks for.
+    pub(crate) needs: Vec<Ask>,
     /// Steps in flight.
     pub(crate) in_flight: u32,
     /// It was ready and its pool was full.

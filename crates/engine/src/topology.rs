@@ -8,6 +8,7 @@ use laneway_plan::declaration::{ChunkPolicy, ModelDeclaration, WalkKind};
 use crate::config::{EngineConfig, Limits};
 use crate::handle::Submission;
 use crate::node::{Amount, Model, Payload, RowError, WalkId};
+use crate::resource::Ask;
 
 /// Lane 0.
 pub(crate) const CHAIN: usize = 0;
@@ -84,6 +85,8 @@ pub(crate) struct PoolInfo {
     pub(crate) slot_words: usize,
     pub(crate) page_size: u32,
     pub(crate) zero_on_release: bool,
+    /// Pages outlive their request as long as there is room.
+    pub(crate) keeps_prefixes: bool,
 }
 
 /// The static tables.
@@ -178,8 +181,8 @@ impl Topology {
         self.edges.iter().find(|edge| !edge.produced_here)
     }
 
-    /// What `node` must be granted for a request, as pool index and number of slots.
-    pub(crate) fn needs(&self, node: usize, payload: &Payload) -> Vec<(usize, u32)> {
+    /// What `node` must be granted for a request.
+    pub(crate) fn needs(&self, node: usize, payload: &Payload) -> Vec<Ask> {
         let info = &self.nodes[node];
         let needs = self.model.needs(&info.name, payload);
         needs
@@ -193,7 +196,11 @@ impl Topology {
                     Amount::Slots(slots) => slots,
                     Amount::Positions(positions) => positions.div_ceil(self.pools[pool].page_size.max(1)),
                 };
-                Some((pool, slots))
+                Some(Ask {
+                    pool,
+                    slots,
+                    prefix: need.prefix,
+                })
             })
             .collect()
     }
@@ -228,7 +235,7 @@ impl Topology {
             }
         }
         for node in 0..self.nodes.len() {
-            for (pool, slots) in self.needs(node, &submission.payload) {
+            for Ask { pool, slots, .. } in self.needs(node, &submission.payload) {
                 let pool = &self.pools[pool];
                 if slots > pool.slots {
                     let message = format!(
@@ -275,7 +282,26 @@ fn pools(config: &EngineConfig, declaration: &ModelDeclaration) -> Result<Vec<Po
             slot_words: resource.report.bytes_per_slot.div_ceil(4) as usize,
             page_size: size.page_size,
             zero_on_release: resource.zero_on_release,
+            keeps_prefixes: resource.report.prefix_cache,
         });
+    }
+    if let Some(pool) = pools
+        .iter()
+        .find(|pool| pool.keeps_prefixes && pool.lane != CHAIN)
+    {
+        return Err(format!(
+            "resource {} keeps a prefix cache, so it belongs on the chain, not on lane {}",
+            pool.key, pool.lane
+        ));
+    }
+    if let Some(pool) = pools
+        .iter()
+        .find(|pool| pool.keeps_prefixes && pool.zero_on_release)
+    {
+        return Err(format!(
+            "resource {} cannot both be zeroed on release and keep a prefix cache",
+            pool.key
+        ));
     }
     for (resource, pool) in declaration
         .resources

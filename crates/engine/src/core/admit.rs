@@ -6,6 +6,7 @@ use crate::handle::Accepted;
 use crate::node::Item;
 use crate::output::{Failure, FailureKind, OutputEvent};
 use crate::request::{Delivery, EdgePart, NodePart, Priming, Request};
+use crate::resource::Ask;
 
 impl Core {
     /// A submission arrived: it waits for admission.
@@ -110,12 +111,17 @@ impl Core {
     fn reserve_for_life(&mut self, place: usize) -> bool {
         let topology = &self.topology;
         let request = self.requests.at(place);
-        let n_pools = topology.pools.len();
+        // The rings' pools lie behind the resources'.
+        let ring_slot = |edge| Ask {
+            pool: topology.pools.len() + edge,
+            slots: 1,
+            prefix: Vec::new(),
+        };
         let rings = || (0..topology.edges.len()).filter(|&edge| topology.edges[edge].has_ring());
         let nodes = || (0..topology.nodes.len()).filter(|&node| topology.nodes[node].reserves_at_admission);
         // Pools belong to one node each, so that asking one by one is asking for all at once.
         let fits = nodes().all(|node| self.resources.available(&request.nodes[node].needs))
-            && rings().all(|edge| self.resources.available(&[(n_pools + edge, 1)]));
+            && rings().all(|edge| self.resources.available(&[ring_slot(edge)]));
         if !fits {
             return false;
         }
@@ -124,7 +130,7 @@ impl Core {
         }
         for edge in rings() {
             let part = &mut request.edges[edge];
-            part.ring = self.resources.reserve(&[(n_pools + edge, 1)]);
+            part.ring = self.resources.reserve(&[ring_slot(edge)]);
             let lease = part.ring.as_ref().expect("a slot was just seen to be free");
             part.queue.use_ring(lease.slot());
         }

@@ -55,6 +55,7 @@ impl Core {
         }
         if info.kind == WalkKind::Entry {
             request.stats.prefill = Some(request.age());
+            row.lease.fill();
         }
         if !outcome.items.is_empty() && request.stats.first_item.is_none() {
             request.stats.first_item = Some(request.age());

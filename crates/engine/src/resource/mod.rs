@@ -5,22 +5,27 @@
 
 mod free_list;
 mod lease;
+mod pool;
+mod prefix;
 
 use std::sync::Arc;
 
 use laneway_device::{Buffer, BufferSpec, DType, Device, DeviceError, Place, Stream, Touches, op};
 
-pub(crate) use free_list::FreeList;
-pub(crate) use lease::{Lease, ReturnBin};
+pub(crate) use lease::Lease;
+pub(crate) use pool::Ask;
 
 use crate::control::Waker;
 use crate::node::{BoundResource, Grant};
 use crate::topology::{PoolInfo, Topology};
 
-/// One pool.
-struct Pool {
+use lease::{ReturnBin, Source};
+use pool::Pool;
+
+/// One pool and how its slots come back.
+struct Managed {
     key: Arc<str>,
-    free: FreeList,
+    pool: Pool,
     /// What is zeroed when a slot comes back, and on which stream; `None`: released as it is.
     zero: Option<Zeroing>,
 }
@@ -43,7 +48,7 @@ impl Zeroing {
 
 /// Every pool of a worker: its resources first, in the topology's order, then the rings of its edges.
 pub(crate) struct Resources {
-    pools: Vec<Pool>,
+    pools: Vec<Managed>,
     bin: Arc<ReturnBin>,
 }
 
@@ -56,9 +61,9 @@ impl Resources {
         streams: &[Arc<dyn Stream>],
         waker: Waker,
     ) -> Self {
-        let resources = topology.pools.iter().zip(bound).map(|(info, bound)| Pool {
+        let resources = topology.pools.iter().zip(bound).map(|(info, bound)| Managed {
             key: info.key.clone(),
-            free: FreeList::new(info.slots),
+            pool: Pool::new(info.slots, info.keeps_prefixes),
             zero: info.zero_on_release.then(|| Zeroing {
                 buffer: bound.pool.clone(),
                 slot_words: bound.slot_words,
@@ -66,9 +71,9 @@ impl Resources {
                 stream: streams[info.lane].clone(),
             }),
         });
-        let rings = topology.edges.iter().zip(rings).map(|(edge, &slots)| Pool {
+        let rings = topology.edges.iter().zip(rings).map(|(edge, &slots)| Managed {
             key: edge.name.clone(),
-            free: FreeList::new(slots),
+            pool: Pool::new(slots, false),
             zero: None,
         });
         Self {
@@ -78,26 +83,31 @@ impl Resources {
     }
 
     /// Whether [`Self::reserve`] would succeed.
-    pub(crate) fn available(&self, needs: &[(usize, u32)]) -> bool {
-        needs
-            .iter()
-            .all(|&(pool, slots)| self.pools[pool].free.available() >= slots)
+    pub(crate) fn available(&self, asks: &[Ask]) -> bool {
+        asks.iter()
+            .all(|ask| self.pools[ask.pool].pool.has(ask.slots, &ask.prefix))
     }
 
-    /// All of `needs` (pool, slots; each pool once), or nothing.
-    pub(crate) fn reserve(&mut self, needs: &[(usize, u32)]) -> Option<Arc<Lease>> {
-        if !self.available(needs) {
+    /// All that is asked for (each pool once), or nothing.
+    pub(crate) fn reserve(&mut self, asks: &[Ask]) -> Option<Arc<Lease>> {
+        if !self.available(asks) {
             return None;
         }
-        let grants = needs
-            .iter()
-            .map(|&(pool, slots)| Grant {
-                resource: self.pools[pool].key.to_string(),
-                slots: self.pools[pool].free.take(slots),
-            })
-            .collect();
-        let pools = needs.iter().map(|&(pool, _)| pool).collect();
-        Some(Arc::new(Lease::new(grants, pools, self.bin.clone())))
+        let (mut grants, mut sources) = (Vec::new(), Vec::new());
+        for ask in asks {
+            let managed = &mut self.pools[ask.pool];
+            let (slots, cached) = managed.pool.take(ask.slots, &ask.prefix);
+            grants.push(Grant {
+                resource: managed.key.to_string(),
+                slots,
+                cached: cached as u32,
+            });
+            sources.push(Source {
+                pool: ask.pool,
+                prefix: ask.prefix.clone(),
+            });
+        }
+        Some(Arc::new(Lease::new(grants, sources, self.bin.clone())))
     }
 
     /// Take back what was dropped: queue the zeroing on the owner's stream, then offer the slots again. Any
@@ -105,23 +115,23 @@ impl Resources {
     /// refused, which must not run another step: its slots are not clean.
     pub(crate) fn collect(&mut self) -> Option<(usize, DeviceError)> {
         let mut refused = None;
-        for (pool, slots) in self.bin.take() {
-            let pool = &mut self.pools[pool];
-            for slot in slots {
-                if let Some(zero) = &pool.zero
-                    && let Err(error) = zero.launch(slot)
-                {
-                    refused = Some((zero.lane, error));
+        for taken in self.bin.take() {
+            let managed = &mut self.pools[taken.pool];
+            if let Some(zero) = &managed.zero {
+                for &slot in &taken.slots {
+                    if let Err(error) = zero.launch(slot) {
+                        refused = Some((zero.lane, error));
+                    }
                 }
-                pool.free.give_back(slot);
             }
+            managed.pool.give_back(taken);
         }
         refused
     }
 
     /// Slots in use of pool `index`, those of steps in flight included.
     pub(crate) fn used(&self, index: usize) -> u32 {
-        self.pools[index].free.taken()
+        self.pools[index].pool.used()
     }
 }
 

@@ -214,6 +214,39 @@ fn pushing_is_bounded_and_checked() {
     assert_eq!(error, PushError::Closed("a".into()));
 }
 
+/// A prompt that was run before is not run again, makes the same, and its page goes before anybody waits for it.
+#[test]
+fn a_known_prompt_is_read_from_the_cache() {
+    let mut model = FakeModel::new();
+    model.declaration.resources[0].report.prefix_cache = true;
+    let config = RigConfig {
+        pages: 24,
+        ..RigConfig::default()
+    };
+    let rig = Rig::start_with(FakeDevice::new(), model, config);
+    let request = |seed, prompt| FakeRequest {
+        prompt: Some(prompt),
+        ..FakeRequest::new(seed, 20)
+    };
+    for (round, prompt) in [1, 2, 1, 1, 2].into_iter().enumerate() {
+        let request = request(round as u32, prompt);
+        rig.run("a", request.clone()).assert_finished(&request);
+        rig.wait_until_empty();
+    }
+    assert_eq!(*rig.log.cached.lock(), 3);
+    // More prompts at once than pages for them: the unused ones are given up, and nobody waits for ever.
+    let requests: Vec<_> = (0..12).map(|seed| request(seed, seed % 5)).collect();
+    let mut streams: Vec<_> = requests
+        .iter()
+        .map(|request| rig.submit(&request.seed.to_string(), request.clone()))
+        .collect();
+    for (stream, request) in streams.iter_mut().zip(&requests) {
+        rig.collect(stream).assert_finished(request);
+    }
+    rig.wait_until_empty();
+    rig.device.sanitizer.assert_clean();
+}
+
 #[test]
 fn a_stop_flushes_what_was_made() {
     let rig = Rig::start(RigConfig::default());

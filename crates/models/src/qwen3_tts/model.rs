@@ -195,6 +195,7 @@ impl Model for Qwen3Tts {
         let need = |resource: &str, amount| Need {
             resource: resource.to_owned(),
             amount,
+            prefix: Vec::new(),
         };
         match (node, request(payload)) {
             (TALKER, Some(request)) => {

@@ -55,7 +55,7 @@ pub(crate) struct Rig {
     pub(crate) engine: Option<Engine>,
     pub(crate) handle: EngineHandle,
     pub(crate) device: Arc<FakeDevice>,
-    planned: model::Planned,
+    pub(crate) log: Arc<model::Log>,
     runtime: tokio::runtime::Runtime,
 }
 
@@ -65,8 +65,11 @@ impl Rig {
     }
 
     pub(crate) fn start_on(device: Arc<FakeDevice>, config: RigConfig) -> Self {
-        let model = FakeModel::new();
-        let planned = model.planned.clone();
+        Self::start_with(device, FakeModel::new(), config)
+    }
+
+    pub(crate) fn start_with(device: Arc<FakeDevice>, model: FakeModel, config: RigConfig) -> Self {
+        let log = model.log.clone();
         let config = engine_config(device.clone(), model, &config);
         let (engine, handle) = Engine::start(config).expect("the rig starts");
         let runtime = tokio::runtime::Builder::new_current_thread()
@@ -76,7 +79,7 @@ impl Rig {
             engine: Some(engine),
             handle,
             device,
-            planned,
+            log,
             runtime: runtime.expect("a runtime for timeouts"),
         }
     }
@@ -125,7 +128,7 @@ impl Rig {
 
     /// Rows that any node planned for the request of this seed.
     pub(crate) fn planned(&self, seed: u32) -> u32 {
-        self.planned.lock().get(&seed).copied().unwrap_or_default()
+        self.log.planned.lock().get(&seed).copied().unwrap_or_default()
     }
 
     /// Wait for every slot, page and place to be free again.

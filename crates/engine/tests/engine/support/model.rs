@@ -52,8 +52,8 @@ pub(crate) struct FakeRequest {
     /// Items of its reference; 0: none.
     pub(crate) reference: u32,
     pub(crate) fault: Option<Fault>,
-    /// Positions to reserve, in place of as many as it needs.
-    pub(crate) positions: Option<u32>,
+    /// Its prompt is a page with this content, which others may share; its first item depends on it.
+    pub(crate) prompt: Option<u32>,
 }
 
 fn input(seed: u32, step: u32) -> Words {
@@ -82,6 +82,10 @@ impl FakeRequest {
             .collect()
     }
 
+    fn prompt_words(&self) -> Words {
+        self.prompt.map_or([0.0; WORDS], |prompt| input(prompt + 2000, 0))
+    }
+
     fn producer_input(&self, step: u32, reference: Option<&Reference>) -> Words {
         let mut words = input(self.seed, step);
         if step == 0
@@ -98,7 +102,7 @@ impl FakeRequest {
         let reference = (self.reference > 0).then(|| Reference(self.reference_items()));
         let (mut y, mut items) = ([0.0; WORDS], Vec::new());
         for step in 0..self.frames {
-            let before = if step == 0 { [0.0; WORDS] } else { y };
+            let before = if step == 0 { self.prompt_words() } else { y };
             let input = self.producer_input(step, reference.as_ref());
             y = std::array::from_fn(|word| before[word] * 0.25 + (y[word] * 0.5 + input[word]));
             items.push(y);
@@ -125,11 +129,17 @@ pub(crate) struct Reference(pub(crate) Vec<Words>);
 /// The model.
 pub(crate) struct FakeModel {
     pub(crate) declaration: ModelDeclaration,
-    /// Rows planned so far, by seed.
-    pub(crate) planned: Planned,
+    pub(crate) log: Arc<Log>,
 }
 
-pub(crate) type Planned = Arc<Mutex<HashMap<u32, u32>>>;
+/// What the nodes were asked to do.
+#[derive(Debug, Default)]
+pub(crate) struct Log {
+    /// Rows planned so far, by seed.
+    pub(crate) planned: Mutex<HashMap<u32, u32>>,
+    /// Prompts that were in the cache.
+    pub(crate) cached: Mutex<u32>,
+}
 
 impl FakeModel {
     pub(crate) fn new() -> Self {
@@ -161,7 +171,7 @@ impl FakeModel {
             },
         };
         Self {
-            planned: Planned::default(),
+            log: Arc::default(),
             declaration: ModelDeclaration {
                 model: "fake".into(),
                 nodes: vec![
@@ -233,25 +243,25 @@ impl Model for FakeModel {
             declared.expect("a declared node").resources,
             "a node gets what it declares"
         );
-        let planned = self.planned.clone();
+        let log = self.log.clone();
         Ok(match name {
             "Talker" => Box::new(Talker {
                 banks: [
-                    Bank::new(&context, TALKER_INDICES, 1)?,
-                    Bank::new(&context, TALKER_INDICES, 1)?,
+                    Bank::new(&context, TALKER_INDICES, 2)?,
+                    Bank::new(&context, TALKER_INDICES, 2)?,
                 ],
-                kit: Kit::new(context, planned)?,
+                kit: Kit::new(context, log)?,
             }),
             "Codec" => Box::new(Codec {
                 banks: [Bank::codec(&context)?, Bank::codec(&context)?],
-                kit: Kit::new(context, planned)?,
+                kit: Kit::new(context, log)?,
             }),
             "RefEncoder" => Box::new(RefEncoder {
                 banks: [
                     Bank::new(&context, 0, MAX_REFERENCE)?,
                     Bank::new(&context, 0, MAX_REFERENCE)?,
                 ],
-                kit: Kit::new(context, planned)?,
+                kit: Kit::new(context, log)?,
             }),
             other => return Err(format!("no node {other}").into()),
         })
@@ -262,15 +272,14 @@ impl Model for FakeModel {
         let need = |resource: &str, amount| Need {
             resource: resource.into(),
             amount,
+            prefix: Vec::new(),
         };
         match node {
-            "Talker" => vec![
-                need(
-                    "talker_kv",
-                    Amount::Positions(request.positions.unwrap_or(request.frames + 3)),
-                ),
-                need("talker_state", Amount::Slots(1)),
-            ],
+            "Talker" => {
+                let mut pages = need("talker_kv", Amount::Positions(PAGE + request.frames + 3));
+                pages.prefix.extend(request.prompt.map(u64::from));
+                vec![pages, need("talker_state", Amount::Slots(1))]
+            }
             "Codec" => vec![need("codec_state", Amount::Slots(1))],
             _ => Vec::new(),
         }
@@ -288,7 +297,7 @@ impl Model for FakeModel {
     }
 }
 
-const TALKER_INDICES: usize = 4;
+const TALKER_INDICES: usize = 5;
 const MAX_REFERENCE: usize = 32;
 
 /// Pinned and device copies of a step's inputs and outputs, one for each stage.
@@ -378,11 +387,11 @@ struct Kit {
     quarter: Buffer,
     /// The planned step's touches' faults: set by plan, used by forward.
     broken: [Option<Fault>; 2],
-    planned: Planned,
+    log: Arc<Log>,
 }
 
 impl Kit {
-    fn new(context: NodeContext, planned: Planned) -> laneway_device::Result<Self> {
+    fn new(context: NodeContext, log: Arc<Log>) -> laneway_device::Result<Self> {
         let device = context.device.clone();
         let work = |name: &str| {
             device.alloc(BufferSpec {
@@ -408,7 +417,7 @@ impl Kit {
             half: table("half", 0.5)?,
             quarter: table("quarter", 0.25)?,
             broken: [None; 2],
-            planned,
+            log,
             context,
         })
     }
@@ -489,7 +498,12 @@ impl Kit {
         let on_lane = self.context.stream.config().name.starts_with("lane");
         assert!(!on_lane || stage == Stage(0), "a lane's buffers are not doubled");
         for row in rows {
-            *self.planned.lock().entry(request(row.payload).seed).or_default() += 1;
+            *self
+                .log
+                .planned
+                .lock()
+                .entry(request(row.payload).seed)
+                .or_default() += 1;
         }
         self.broken[stage.0] = None;
         let mut refused = Vec::new();
@@ -635,18 +649,29 @@ impl Node for Talker {
         self.kit.faults(walk, stage, rows)?;
         let bank = &self.banks[stage.0];
         let mut indices = vec![-1; bank.rows * TALKER_INDICES];
-        let mut inputs = vec![0.0; bank.rows * WORDS];
+        let mut inputs = vec![0.0; 2 * bank.rows * WORDS];
         for (index, row) in rows.iter().enumerate() {
             let step = state(row.state).launched;
             let slot = slots(row, "talker_state")[0];
             let pages = slots(row, "talker_kv");
-            let at = |position: u32| (pages[(position / PAGE) as usize] * PAGE + position % PAGE) as i32;
+            // The prompt's page comes before those of the steps.
+            let at = |position: u32| (pages[(1 + position / PAGE) as usize] * PAGE + position % PAGE) as i32;
+            let prompt = (pages[0] * PAGE) as i32;
             indices[index] = slot as i32;
             indices[bank.rows + index] = row.ring_row.map_or(-1, |row| row as i32);
             indices[2 * bank.rows + index] = at(step);
             if step > 0 {
                 indices[3 * bank.rows + index] = at(step - 1);
+            } else if request(row.payload).prompt.is_some() {
+                indices[3 * bank.rows + index] = prompt;
+                let cached = row.grants[0].cached > 0;
+                if !cached {
+                    indices[4 * bank.rows + index] = prompt;
+                }
+                *self.kit.log.cached.lock() += u32::from(cached);
             }
+            inputs[(bank.rows + index) * WORDS..][..WORDS]
+                .copy_from_slice(&request(row.payload).prompt_words());
             let reference = row.results.first().and_then(|result| result.downcast_ref());
             inputs[index * WORDS..][..WORDS]
                 .copy_from_slice(&request(row.payload).producer_input(step, reference));
@@ -679,6 +704,11 @@ impl Node for Talker {
         Kit::gather(launcher, states, bank.index(0, n_rows), n_rows, &kit.a)?;
         let inputs = bank.block(&bank.inputs, 0, n_rows);
         Kit::scale_add(launcher, &kit.a, &kit.half, inputs, n_rows, &kit.a)?;
+        launcher.run(op::Copy {
+            src: bank.block(&bank.inputs, 1, n_rows),
+            dst: kit.b.slice(0, n_rows * WORDS),
+        })?;
+        Kit::scatter(launcher, &kit.b, bank.index(4, n_rows), n_rows, pages)?;
         Kit::gather(launcher, pages, bank.index(3, n_rows), n_rows, &kit.b)?;
         let sum = kit.a.slice(0, n_rows * WORDS);
         Kit::scale_add(launcher, &kit.b, &kit.quarter, sum, n_rows, &kit.b)?;

@@ -99,6 +99,7 @@ impl Request {
             grants: vec![Grant {
                 resource: CODEC_STATE.into(),
                 slots: vec![slot],
+                cached: 0,
             }],
         }
     }
