@@ -29,16 +29,16 @@ fn check(yaml: &str) {
         declaration,
         ..
     } = validated.unwrap_or_else(|violations| panic!("{}", render(&violations)));
-    let plan = WorkerPlan::for_rank(&deployment, &declaration, 0).unwrap();
+    let plan = WorkerPlan::for_rank(&deployment, &declaration, 0).expect("the deployment has rank 0");
     let sizing = Sizing {
         device: plan.device,
         page_size: plan.resources[0].page_size,
         max_prefill_tokens: plan.max_prefill_tokens,
     };
-    let model = Qwen3Tts::open(&plan.weights, plan.model_config.as_ref(), &sizing).unwrap();
-    let device = open_cpu(CpuConfig { memory_bytes: None }).unwrap();
+    let model = Qwen3Tts::open(&plan.weights, plan.model_config.as_ref(), &sizing).expect("the model opens");
+    let device = open_cpu(CpuConfig { memory_bytes: None }).expect("the CPU device opens");
     let config = EngineConfig::from_plan(&plan, device.clone(), Arc::new(model));
-    let (_engine, _handle) = Engine::start(config).unwrap();
+    let (_engine, _handle) = Engine::start(config).expect("the engine starts");
 
     let counted = budget::rank_bytes(&deployment, &declaration, 0);
     let allocated = device.facts().used_bytes;
