@@ -257,9 +257,7 @@ fn a_stop_flushes_what_was_made() {
         collected.add(rig.next(&mut stream).unwrap());
     }
     stream.stop();
-    while let Some(event) = rig.next(&mut stream) {
-        collected.add(event);
-    }
+    let collected = rig.collect_rest(&mut stream, collected);
     let (reason, stats) = collected.finished.clone().unwrap();
     assert_eq!(reason, FinishReason::Stopped);
     assert_eq!(stats.items as usize, collected.samples.len());
@@ -290,10 +288,14 @@ fn a_kill_and_a_listener_that_leaves_free_everything() {
     let rig = Rig::start(RigConfig::default());
     let mut stream = rig.submit("a", FakeRequest::new(1, 500));
     let leaver = rig.submit("b", FakeRequest::new(2, 500));
-    while !matches!(rig.next(&mut stream), Some(OutputEvent::Samples { .. })) {}
+    let mut collected = Collected::default();
+    while collected.samples.is_empty() {
+        collected.add(rig.next(&mut stream).unwrap());
+    }
     rig.handle.canceller("a").unwrap().kill();
     drop(leaver);
-    rig.collect(&mut stream).assert_failed(FailureKind::Cancelled);
+    let collected = rig.collect_rest(&mut stream, collected);
+    collected.assert_failed(FailureKind::Cancelled);
     rig.wait_until_empty();
     assert_eq!(rig.stats().cancelled, 2);
     assert!(rig.handle.canceller("a").is_none());

@@ -98,7 +98,11 @@ impl Rig {
 
     /// Everything up to the end.
     pub(crate) fn collect(&self, stream: &mut RequestStream) -> Collected {
-        let mut collected = Collected::default();
+        self.collect_rest(stream, Collected::default())
+    }
+
+    /// As [`Self::collect`], behind what was taken already.
+    pub(crate) fn collect_rest(&self, stream: &mut RequestStream, mut collected: Collected) -> Collected {
         while let Some(event) = self.next(stream) {
             collected.add(event);
         }
