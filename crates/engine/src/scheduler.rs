@@ -11,8 +11,8 @@ pub(crate) struct Ready {
     /// Index among the worker's walks.
     pub(crate) walk: usize,
     pub(crate) kind: WalkKind,
-    /// A listener waits for its first output behind one of the rows.
-    pub(crate) first_output: bool,
+    /// A listener behind one of the rows hears nothing yet, or soon nothing any more.
+    pub(crate) urgent: bool,
     /// Steps of other walks that ran on this stream while this one was ready.
     pub(crate) passed_over: u32,
 }
@@ -20,6 +20,8 @@ pub(crate) struct Ready {
 /// A decode is passed over at most this often in a row, so that running requests keep their pace while
 /// others are prefilled and their first windows decoded.
 const DECODE_PATIENCE: u32 = 2;
+/// Windows that nobody waits for yet gather over this many steps of the walks that feed them.
+const GATHER: u32 = 3;
 /// Any other walk waits at most this long, plus its turn among those that waited as long.
 const PATIENCE: u32 = 4;
 
@@ -37,12 +39,11 @@ fn rank(walk: &Ready, ready: &[Ready]) -> (u32, std::cmp::Reverse<u32>) {
         _ if walk.passed_over >= PATIENCE => 0,
         WalkKind::Loop if walk.passed_over >= DECODE_PATIENCE => 1,
         // What a listener hears first, and what leads to it.
-        WalkKind::Stream if walk.first_output => 2,
+        WalkKind::Stream if walk.urgent => 2,
         WalkKind::Entry => 3,
         WalkKind::Once => 4,
         WalkKind::Prime => 5,
-        // Later windows take turns with the decode that feeds them, so that their rows gather.
-        WalkKind::Stream if walk.passed_over > 0 || !has_loop(ready) => 6,
+        WalkKind::Stream if walk.passed_over >= GATHER || !has_loop(ready) => 6,
         WalkKind::Loop => 7,
         WalkKind::Stream => 8,
     };
@@ -92,23 +93,20 @@ mod tests {
         WalkKind::Prime,
     ];
 
-    fn ready(walk: usize, first_output: bool, turns: &Turns) -> Ready {
+    fn ready(walk: usize, urgent: bool, turns: &Turns) -> Ready {
         Ready {
             walk,
             kind: KINDS[walk],
-            first_output,
+            urgent,
             passed_over: turns.passed_over(walk),
         }
     }
 
-    fn run(walks: &[usize], first_output: bool, steps: usize) -> Vec<usize> {
+    fn run(walks: &[usize], urgent: bool, steps: usize) -> Vec<usize> {
         let mut turns = Turns::new(KINDS.len());
         (0..steps)
             .map(|_| {
-                let ready: Vec<_> = walks
-                    .iter()
-                    .map(|&walk| ready(walk, first_output, &turns))
-                    .collect();
+                let ready: Vec<_> = walks.iter().map(|&walk| ready(walk, urgent, &turns)).collect();
                 let chosen = choose(&ready).expect("something is ready");
                 turns.took(chosen, &ready);
                 chosen
@@ -122,12 +120,13 @@ mod tests {
     }
 
     #[test]
-    fn later_windows_take_turns_with_decode() {
-        assert_eq!(run(&[1, 2], false, 4), [1, 2, 1, 2]);
+    fn windows_gather_while_nobody_waits_for_them() {
+        assert_eq!(run(&[1, 2], false, 8), [1, 1, 1, 2, 1, 1, 1, 2]);
+        assert_eq!(run(&[2], false, 2), [2, 2], "nothing is left to gather from");
     }
 
     #[test]
-    fn a_first_window_goes_before_prefill() {
+    fn an_urgent_window_goes_before_prefill_and_decode() {
         assert_eq!(run(&[0, 1, 2], true, 1), [2]);
     }
 
@@ -142,10 +141,10 @@ mod tests {
         fn no_ready_walk_starves(steps in prop::collection::vec((0u8..32, any::<bool>()), 1..200)) {
             let mut turns = Turns::new(KINDS.len());
             let mut ready_for = [0u32; 5];
-            for (mask, first_output) in steps {
+            for (mask, urgent) in steps {
                 let now: Vec<_> = (0..KINDS.len())
                     .filter(|walk| mask & (1 << walk) != 0)
-                    .map(|walk| ready(walk, first_output, &turns))
+                    .map(|walk| ready(walk, urgent, &turns))
                     .collect();
                 let Some(chosen) = choose(&now) else { continue };
                 prop_assert!(now.iter().any(|walk| walk.walk == chosen));

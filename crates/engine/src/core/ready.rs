@@ -12,6 +12,9 @@ use crate::request::{Delivery, Priming};
 use crate::scheduler::{Ready, choose};
 use crate::step::Row;
 
+/// A listener with less than this left to play is in a hurry.
+const SLACK: Duration = Duration::from_millis(100);
+
 impl Core {
     /// The walk that `lane` runs next and the rows for it, most urgent first.
     pub(super) fn next_step(&mut self, lane: usize) -> Option<(usize, Vec<Row>)> {
@@ -54,12 +57,15 @@ impl Core {
             }
         }
         if !places.is_empty() {
-            let first_output =
-                kind == WalkKind::Stream && places.iter().any(|&place| self.at_first_window(walk, place));
+            let urgent = kind == WalkKind::Stream && {
+                let soon = Instant::now() + SLACK;
+                let mut rows = places.iter();
+                rows.any(|&place| self.at_first_window(walk, place) || self.silent_at(place) < soon)
+            };
             self.ready.push(Ready {
                 walk,
                 kind,
-                first_output,
+                urgent,
                 passed_over: self.lanes[self.topology.walks[walk].lane].turns.passed_over(walk),
             });
         }
@@ -115,7 +121,7 @@ impl Core {
 
     /// Most urgent first: first windows, then who runs out of sound first; producers by turns.
     fn sort_rows(&mut self, walk: usize, places: &mut [usize]) {
-        if places.len() <= self.max_rows[walk] && self.topology.walks[walk].kind != WalkKind::Entry {
+        if places.len() <= self.max_rows[walk] {
             // All of them run, in whatever order.
             return;
         }

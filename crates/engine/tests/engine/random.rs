@@ -184,6 +184,7 @@ proptest! {
         pages in prop::sample::select(vec![16u32, 40]),
         max_rows in 1usize..5,
         output_events in 1usize..6,
+        playback_hz in prop::sample::select(vec![1u32, 24_000]),
     ) {
         play(
             RigConfig {
@@ -192,6 +193,7 @@ proptest! {
                 pages,
                 talker_slots: 4,
                 codec_slots,
+                playback_hz,
                 limits: Limits {
                     max_running: 6,
                     max_queue: 12,

@@ -29,6 +29,8 @@ pub(crate) struct RigConfig {
     pub(crate) pages: u32,
     pub(crate) talker_slots: u32,
     pub(crate) codec_slots: u32,
+    /// An item is one sample: at 1 a listener always has enough to play, at 24,000 it never has.
+    pub(crate) playback_hz: u32,
     pub(crate) limits: Limits,
 }
 
@@ -40,6 +42,7 @@ impl Default for RigConfig {
             pages: 256,
             talker_slots: 16,
             codec_slots: 16,
+            playback_hz: 24_000,
             limits: Limits {
                 max_running: 8,
                 max_queue: 64,
@@ -187,7 +190,7 @@ pub(crate) fn engine_config(device: Arc<FakeDevice>, model: FakeModel, config: &
         max_prefill_tokens: 1024,
         max_seq_len: 1024,
         capture_buckets: vec![1, 2, 4, 8],
-        playback_hz: 24_000,
+        playback_hz: config.playback_hz,
         limits: config.limits.clone(),
     }
 }
