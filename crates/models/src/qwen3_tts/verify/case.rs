@@ -1,12 +1,13 @@
 //! One golden case: the request that it was made with, and the comparison of what came out.
 
 use std::path::Path;
+use std::sync::Arc;
 
 use super::golden::{GoldenFile, Manifest};
-use super::{Difference, SCORE_TOLERANCE, TOLERANCE, VerifyError};
+use super::{Difference, Outcome, SCORE_TOLERANCE, TOLERANCE, VerifyError};
 use crate::qwen3_tts::model::Qwen3Tts;
 use crate::qwen3_tts::prompt::TextLayout;
-use crate::qwen3_tts::reference::{CODES_PER_FRAME, ReferenceClip};
+use crate::qwen3_tts::reference::{CODES_PER_FRAME, Reference, ReferenceClip};
 use crate::qwen3_tts::request::{CloneInput, ProbeRecord, SpeechInput, TtsRequest};
 
 /// The only sampled case: only its processed scores can be compared, under the reference's own codes.
@@ -24,23 +25,35 @@ pub(super) struct Case {
     pub(super) name: String,
     info: serde_json::Value,
     golden: GoldenFile,
-    clip: Option<ReferenceClip>,
+    clone: Option<CloneCase>,
+}
+
+/// A clone case's clip, and what the reference made of it.
+#[derive(Debug)]
+struct CloneCase {
+    clip: ReferenceClip,
+    speaker: Vec<f32>,
+    codes: Arc<[[i32; CODES_PER_FRAME]]>,
 }
 
 impl Case {
     pub(super) fn open(dir: &Path, manifest: &Manifest, name: &str) -> Result<Self, VerifyError> {
         let in_context = name.starts_with("icl");
-        let clip = if in_context || name == "xvec" {
+        let clone = if in_context || name == "xvec" {
             let front = GoldenFile::open(dir.join("audio_frontend.safetensors"))?;
             let which = if name == "icl_codes_longer" {
                 "long"
             } else {
                 "short"
             };
-            Some(ReferenceClip {
-                samples: front.floats(&format!("{which}/wav"))?.into(),
-                sample_rate_hz: ReferenceClip::SAMPLE_RATE_HZ,
-                in_context,
+            Some(CloneCase {
+                clip: ReferenceClip {
+                    samples: front.floats(&format!("{which}/wav"))?.into(),
+                    sample_rate_hz: ReferenceClip::SAMPLE_RATE_HZ,
+                    in_context,
+                },
+                speaker: front.floats(&format!("{which}/spk_embedding"))?,
+                codes: front.codes(&format!("{which}/codes"))?,
             })
         } else {
             None
@@ -49,7 +62,7 @@ impl Case {
             name: name.to_owned(),
             info: manifest.cases[name].clone(),
             golden: GoldenFile::open(dir.join(format!("{name}.safetensors")))?,
-            clip,
+            clone,
         })
     }
 
@@ -57,22 +70,14 @@ impl Case {
         self.golden.floats(&format!("{}/{tensor}", self.name))
     }
 
-    fn codes(&self) -> Result<Vec<[i32; CODES_PER_FRAME]>, VerifyError> {
+    /// The reference's codes.
+    pub(super) fn codes(&self) -> Result<Vec<[i32; CODES_PER_FRAME]>, VerifyError> {
         Ok(self.golden.codes(&format!("{}/codes", self.name))?.to_vec())
     }
 
-    /// Frames of the reference.
-    pub(super) fn frames(&self) -> Result<usize, VerifyError> {
-        Ok(self.codes()?.len())
-    }
-
-    /// Codes to force.
-    pub(super) fn forced(&self) -> Result<Vec<[i32; CODES_PER_FRAME]>, VerifyError> {
-        if self.name == SAMPLED {
-            self.codes()
-        } else {
-            Ok(Vec::new())
-        }
+    /// Its codes were drawn by another random number generator: they are forced, and its scores compared.
+    pub(super) fn sampled(&self) -> bool {
+        self.name == SAMPLED
     }
 
     fn text(&self, key: &str) -> Option<String> {
@@ -82,14 +87,14 @@ impl Case {
     /// The request that the case was made with.
     pub(super) fn request(&self, model: &Qwen3Tts) -> Result<TtsRequest, VerifyError> {
         let custom_voice = self.name.starts_with("cv_");
-        let frames = self.frames()? as u32;
+        let frames = self.codes()?.len() as u32;
         let mut input = SpeechInput {
             text: self.text("text").unwrap_or_default(),
             voice: custom_voice.then(|| self.text("speaker").unwrap_or(SPEAKER.into())),
             language: Some(self.text("language").unwrap_or(LANGUAGE.into())),
             instruct: self.text("instruct"),
-            reference: self.clip.clone().map(|clip| CloneInput {
-                clip,
+            reference: self.clone.as_ref().map(|clone| CloneInput {
+                clip: clone.clip.clone(),
                 text: self.text("ref_text"),
             }),
             layout: Some(if WHOLE.contains(&&*self.name) {
@@ -100,7 +105,7 @@ impl Case {
             max_frames: Some(frames),
             ..SpeechInput::default()
         };
-        input.sampling.greedy = self.name != SAMPLED;
+        input.sampling.greedy = !self.sampled();
         let mut request = model
             .requests()
             .build(&input)
@@ -118,16 +123,36 @@ impl Case {
         Ok(request)
     }
 
-    /// Whether the codes are equal, and how much everything else differs.
-    pub(super) fn compare(
+    /// First frame whose codes differ. A step that drew the end token made no frame.
+    pub(super) fn first_wrong_frame(
         &self,
         record: &ProbeRecord,
-        samples: &[f32],
-    ) -> Result<(bool, Vec<Difference>), VerifyError> {
-        let codes = self.codes()?;
-        // A step that drew the end token has logits but no frame.
-        let frames = codes.len();
-        let ours = &record.codes[..frames.min(record.codes.len())];
+        codes: &[[i32; CODES_PER_FRAME]],
+    ) -> Option<usize> {
+        let ends = self.info["expect_frames"].as_u64().is_some();
+        let steps = codes.len() + usize::from(ends);
+        let wrong = codes
+            .iter()
+            .enumerate()
+            .find(|(frame, codes)| record.codes.get(*frame) != Some(codes));
+        wrong
+            .map(|(frame, _)| frame)
+            .or_else(|| (record.codes.len() != steps).then_some(codes.len()))
+    }
+
+    /// Whether a clip's codes are those that the reference made of it.
+    pub(super) fn reference_codes_equal(&self, reference: Option<&Reference>) -> Result<bool, VerifyError> {
+        Ok(match &self.clone {
+            Some(clone) if clone.clip.in_context => {
+                reference.and_then(|reference| reference.codes.as_ref()) == Some(&clone.codes)
+            }
+            _ => true,
+        })
+    }
+
+    /// How much everything but the codes differs.
+    pub(super) fn compare(&self, outcome: &Outcome, frames: usize) -> Result<Vec<Difference>, VerifyError> {
+        let record = &outcome.record;
         let mut differences = Vec::new();
         let mut compare = |what, got: &[f32], want: &[f32], tolerance| {
             differences.push(Difference {
@@ -165,7 +190,7 @@ impl Case {
             &self.floats("cp_logits")?,
             TOLERANCE,
         );
-        if self.name == SAMPLED {
+        if self.sampled() {
             for (what, rows, tensor) in [
                 ("scores", &record.scores, "scores"),
                 ("predictor scores", &record.predictor_scores, "cp_scores"),
@@ -176,9 +201,16 @@ impl Case {
         }
         // In front of an in-context clone's own samples the reference's waveform is cut at a rounded place.
         let wav = self.floats("wav")?;
-        let wav = &wav[wav.len().saturating_sub(samples.len())..];
-        compare("waveform", samples, wav, TOLERANCE);
-        Ok((ours == codes, differences))
+        let wav = &wav[wav.len().saturating_sub(outcome.samples.len())..];
+        compare("waveform", &outcome.samples, wav, TOLERANCE);
+        if let Some(clone) = &self.clone {
+            let speaker = outcome
+                .reference
+                .as_ref()
+                .map_or(&[][..], |reference| &reference.speaker);
+            compare("speaker vector", speaker, &clone.speaker, TOLERANCE);
+        }
+        Ok(differences)
     }
 }
 

@@ -9,6 +9,9 @@ use serde::Deserialize;
 
 use super::VerifyError;
 
+/// Kinds of models.
+pub(super) const KINDS: [&str; 3] = ["custom_voice", "voice_design", "base"];
+
 /// `manifest.json`; of each case only what a request is made of.
 #[derive(Debug, Deserialize)]
 pub(super) struct Manifest {
@@ -32,6 +35,13 @@ impl Manifest {
         let present = |name: &&String| dir.join(format!("{name}.safetensors")).is_file();
         manifest.present = manifest.cases.keys().filter(present).cloned().collect();
         Ok(manifest)
+    }
+
+    /// Whether a case can run.
+    pub(super) fn has(&self, name: &str) -> bool {
+        KINDS
+            .iter()
+            .any(|kind| self.cases_of(kind).any(|case| case == name))
     }
 
     /// Cases that a kind of model runs; files of single stages are no cases.

@@ -34,6 +34,10 @@ fn every_tiny_case_passes() {
     all_pass(&reports, 11);
     let sampled = reports.iter().find(|report| report.case == "cv_sample").unwrap();
     assert!(sampled.difference("scores").is_some() && sampled.difference("predictor scores").is_some());
+    let clones = reports
+        .iter()
+        .filter(|report| report.difference("speaker vector").is_some());
+    assert_eq!(clones.count(), 4);
 }
 
 #[test]
@@ -43,12 +47,13 @@ fn the_case_without_projection_passes() {
 
 /// True sizes need gigabytes and minutes, and the released vocabulary.
 #[test]
-fn a_true_size_case_passes() {
+fn true_size_cases_pass() {
     if std::env::var_os("LANEWAY_TRUE_SIZE").is_none() {
-        eprintln!("skipped: set LANEWAY_TRUE_SIZE=1 to run the 0.6B golden case");
+        eprintln!("skipped: set LANEWAY_TRUE_SIZE=1 to run the 0.6B and 1.7B golden cases");
         return;
     }
-    all_pass(&run("0.6b", &["cv_stream_en"]), 1);
+    all_pass(&run("0.6b", &[]), 2);
+    all_pass(&run("1.7b", &["cv_stream_en"]), 1);
 }
 
 #[test]
@@ -65,6 +70,7 @@ fn wrong_weights_are_a_report_that_fails() {
     let reports = run(dir.path().to_str().unwrap(), &[]);
     assert_eq!(reports.len(), 1);
     assert!(!reports[0].passed());
+    assert_eq!(reports[0].first_wrong_frame, Some(0));
     assert!(reports[0].difference("logits").unwrap().largest > TOLERANCE);
 }
 
@@ -79,4 +85,17 @@ fn a_directory_that_is_no_golden_set_is_named() {
     };
     let error = verify(&options, &mut |_| {}).unwrap_err();
     assert!(error.to_string().contains("manifest.json"), "{error}");
+}
+
+#[test]
+fn a_case_that_is_not_there_is_named() {
+    let options = VerifyOptions {
+        golden: golden_dir().join("tiny"),
+        weights: None,
+        cases: vec!["cv_nothing".into()],
+        device: laneway_device::testing::cpu().0,
+        device_kind: DeviceKind::Cpu,
+    };
+    let error = verify(&options, &mut |_| {}).unwrap_err();
+    assert!(error.to_string().contains("cv_nothing"), "{error}");
 }
