@@ -11,7 +11,9 @@ mod spin;
 pub(crate) mod storage;
 mod stream;
 mod sync;
-#[cfg(all(test, not(loom)))]
+// Two attributes: clippy knows a test module only by a plain `cfg(test)`.
+#[cfg(test)]
+#[cfg(not(loom))]
 mod tests;
 
 use std::sync::Arc;
