@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use super::Core;
 use crate::control::Verb;
-use crate::node::FinishReason;
+use crate::node::{FinishReason, RequestId};
 use crate::output::{Failure, FailureKind};
 
 impl Core {
@@ -21,12 +21,13 @@ impl Core {
 
     /// Act on one request's flags.
     pub(super) fn read_flags_of(&mut self, place: usize) {
-        let control = self.requests.at(place).control.clone();
+        let request = self.requests.at(place);
+        let (id, control) = (request.id, request.control.clone());
         match control.verb() {
             Verb::Run => self.take_ingress(place),
             Verb::Stop => {
                 self.take_ingress(place);
-                self.stop(place);
+                self.stop(place, id);
             }
             Verb::Kill => self.fail(
                 place,
@@ -35,9 +36,12 @@ impl Core {
         }
     }
 
-    /// Make nothing more; what was made is flushed.
-    fn stop(&mut self, place: usize) {
-        let request = self.requests.at(place);
+    /// Make nothing more; what was made is flushed. The end of what was pushed may have ended the request
+    /// already.
+    fn stop(&mut self, place: usize, id: RequestId) {
+        let Some(request) = self.requests.find(place, id) else {
+            return;
+        };
         request.stopping = true;
         if request.ended.is_none() && request.producing == 0 {
             self.end_producers(place, FinishReason::Stopped);

@@ -214,6 +214,29 @@ fn pushing_is_bounded_and_checked() {
     assert_eq!(error, PushError::Closed("a".into()));
 }
 
+/// The end of the items and a stop that the engine sees in one turn end the request once, with or without
+/// items, and nobody else's.
+#[test]
+fn a_stop_may_meet_the_end_of_the_items() {
+    let codec = Rig::start(RigConfig {
+        nodes: vec![("Codec", 0)],
+        ..RigConfig::default()
+    });
+    for n_items in [0, 1] {
+        let mut stream = codec.submit("a", FakeRequest::new(1, 40));
+        let items = vec![vec![0; model::WORDS].into(); n_items];
+        codec.handle.push_items("a", &items).unwrap();
+        codec.handle.end_items("a", FinishReason::Stop).unwrap();
+        stream.stop();
+        let mut terminal = 0;
+        while let Some(event) = codec.next(&mut stream) {
+            terminal += usize::from(matches!(event, OutputEvent::Finished { .. } | OutputEvent::Failed(_)));
+        }
+        assert_eq!(terminal, 1, "{n_items} items");
+        codec.wait_until_empty();
+    }
+}
+
 /// A prompt that was run before is not run again, makes the same, and its page goes before anybody waits for it.
 #[test]
 fn a_known_prompt_is_read_from_the_cache() {
