@@ -63,10 +63,7 @@ impl Deployment {
         let (codec, sharing) = match self.placement {
             Placement::Chain => ("ranks: [0]", ""),
             Placement::Lane => ("ranks: [0]\n    lane: 1", ""),
-            Placement::Split => (
-                "ranks: [1]",
-                "rank_devices: { 0: 0, 1: 0 }\nmps: { mode: disabled }\n",
-            ),
+            Placement::Split => ("ranks: [1]", ""),
         };
         let Deployment {
             max_rows,

@@ -230,7 +230,10 @@ fn a_stop_may_meet_the_end_of_the_items() {
         stream.stop();
         let mut terminal = 0;
         while let Some(event) = codec.next(&mut stream) {
-            terminal += usize::from(matches!(event, OutputEvent::Finished { .. } | OutputEvent::Failed(_)));
+            terminal += usize::from(matches!(
+                event,
+                OutputEvent::Finished { .. } | OutputEvent::Failed(_)
+            ));
         }
         assert_eq!(terminal, 1, "{n_items} items");
         codec.wait_until_empty();
