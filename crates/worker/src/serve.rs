@@ -3,6 +3,7 @@
 //! [`WorkerServer::run`] is the only entry; every task it starts ends with it.
 
 use std::net::SocketAddr;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -15,13 +16,14 @@ use laneway_proto::v1::engine_manager_client::EngineManagerClient;
 use laneway_proto::v1::worker_server::WorkerServer as GrpcWorker;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
+use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use tonic::transport::server::TcpIncoming;
 use tonic::transport::{Channel, Server};
 use tonic_health::ServingStatus;
 
 use crate::backend::Backend;
-use crate::manager::{self, Beat, Identity, Registered};
+use crate::manager::{self, Beat, Identity};
 use crate::meter;
 use crate::peer;
 use crate::report::Reporter;
@@ -221,9 +223,29 @@ impl Life {
         );
 
         let draining = CancellationToken::new();
-        let outcome = self.serve_plan(load, &registered, &shutdown, &draining).await;
-        if let Err(error) = manager::deregister(&mut self.client, &self.identity, registered.generation).await
-        {
+        let generation = Arc::new(AtomicU64::new(registered.generation));
+        let mut heartbeats = tokio::spawn({
+            let heartbeats = Heartbeats {
+                client: self.client.clone(),
+                identity: self.identity.clone(),
+                generation: generation.clone(),
+                plan: registered.plan.clone(),
+                service: self.service.clone(),
+                draining: draining.clone(),
+            };
+            let (ended, interval) = (self.ended.clone(), registered.heartbeat_interval);
+            async move { ended.run_until_cancelled(heartbeats.run(interval)).await }
+        });
+        let outcome = self
+            .serve_plan(load, registered.plan, &mut heartbeats, &shutdown, &draining)
+            .await;
+        // First no more heartbeats: one behind the farewell would register the worker again.
+        if !heartbeats.is_finished() {
+            heartbeats.abort();
+            let _ = heartbeats.await;
+        }
+        let generation = generation.load(Ordering::Relaxed);
+        if let Err(error) = manager::deregister(&mut self.client, &self.identity, generation).await {
             tracing::debug!(%error, "the engine-manager did not hear of the end");
         }
         outcome
@@ -232,27 +254,13 @@ impl Life {
     async fn serve_plan(
         &mut self,
         load: Load,
-        registered: &Registered,
+        plan: WorkerPlan,
+        heartbeats: &mut JoinHandle<Option<anyhow::Error>>,
         shutdown: &CancellationToken,
         draining: &CancellationToken,
     ) -> anyhow::Result<()> {
-        let plan = registered.plan.clone();
         let role = Role::of(&plan);
         self.service.reporter.planned(role, plan.clone());
-        let heartbeats = Heartbeats {
-            client: self.client.clone(),
-            identity: self.identity.clone(),
-            generation: registered.generation,
-            plan: plan.clone(),
-            service: self.service.clone(),
-            draining: draining.clone(),
-        };
-        let interval = registered.heartbeat_interval;
-        let heartbeats = tokio::spawn({
-            let ended = self.ended.clone();
-            async move { ended.run_until_cancelled(heartbeats.run(interval)).await }
-        });
-
         let began = Instant::now();
         let loading = tokio::task::spawn_blocking({
             let plan = plan.clone();
@@ -365,7 +373,7 @@ impl Role {
 struct Heartbeats {
     client: EngineManagerClient<Channel>,
     identity: Identity,
-    generation: u64,
+    generation: Arc<AtomicU64>,
     plan: WorkerPlan,
     service: WorkerService,
     draining: CancellationToken,
@@ -404,7 +412,7 @@ impl Heartbeats {
         let state = *self.service.state.borrow();
         v1::HeartbeatRequest {
             worker_id: self.identity.worker_id.clone(),
-            generation: self.generation,
+            generation: self.generation.load(Ordering::Relaxed),
             state: v1::WorkerState::from(state).into(),
             load: Some(self.service.reporter.load(stats)),
             facts: self.service.reporter.facts(state),
@@ -414,7 +422,9 @@ impl Heartbeats {
     /// The engine-manager restarted, or gave this worker up. What runs here must still be what it wants.
     async fn register_again(&mut self) -> anyhow::Result<()> {
         match manager::register(&mut self.client, &self.identity, Duration::ZERO).await {
-            Ok(registered) if registered.plan == self.plan => self.generation = registered.generation,
+            Ok(registered) if registered.plan == self.plan => {
+                self.generation.store(registered.generation, Ordering::Relaxed);
+            }
             Ok(_) => {
                 anyhow::bail!("the deployment changed: this worker must be started again for its new plan")
             }

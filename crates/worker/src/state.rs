@@ -72,10 +72,12 @@ pub(crate) async fn follow(
     token: CancellationToken,
 ) {
     loop {
+        // Read once: a drain that begins behind this line is still to be waited for below.
+        let drains = draining.is_cancelled();
         let now = State::of(
             &engine.borrow_and_update(),
             *peers_ready.borrow_and_update(),
-            draining.is_cancelled(),
+            drains,
         );
         let changed = state.send_if_modified(|state| std::mem::replace(state, now) != now);
         if changed {
@@ -83,12 +85,13 @@ pub(crate) async fn follow(
         }
         tokio::select! {
             () = token.cancelled() => return,
-            () = draining.cancelled(), if !draining.is_cancelled() => {}
+            () = draining.cancelled(), if !drains => {}
             changed = engine.changed() => if changed.is_err() {
                 state.send_replace(State::Failed);
                 return;
             },
-            changed = peers_ready.changed() => if changed.is_err() { return },
+            // Without an edge to another worker nobody says anything of peers, and what was said holds.
+            Ok(()) = peers_ready.changed() => {}
         }
     }
 }

