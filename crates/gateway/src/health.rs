@@ -2,11 +2,14 @@
 //!
 //! The task is started by `Gateway::serve` and ends with the roster or the drain.
 
+use std::sync::Arc;
+
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tonic_health::ServingStatus;
 use tonic_health::server::HealthReporter;
 
+use crate::admission::Admission;
 use crate::routing::Roster;
 
 /// Names whose health is told: the whole server, and the service that needs workers.
@@ -28,6 +31,7 @@ pub(crate) async fn set(reporter: &HealthReporter, serving: bool) {
 pub(crate) async fn run(
     reporter: HealthReporter,
     mut roster: watch::Receiver<Roster>,
+    admission: Arc<Admission>,
     drain: CancellationToken,
 ) {
     let mut serving = false;
@@ -40,7 +44,11 @@ pub(crate) async fn run(
         }
         tokio::select! {
             biased;
-            () = drain.cancelled() => break,
+            () = drain.cancelled() => {
+                // Before anybody can read NOT_SERVING: who did is not let in any more.
+                admission.close();
+                break;
+            }
             changed = roster.changed() => if changed.is_err() { break },
         }
     }

@@ -116,15 +116,16 @@ impl Gateway {
             config.link.clone(),
             roster_sender,
         )));
+        let admission = Arc::new(Admission::new(config.max_in_flight.get()));
         let (reporter, health_service) = tonic_health::server::health_reporter();
         health::set(&reporter, false).await;
         let _health = spawn(tokio::spawn(health::run(
             reporter,
             roster.clone(),
+            admission.clone(),
             shutdown.drain.clone(),
         )));
 
-        let admission = Arc::new(Admission::new(config.max_in_flight.get()));
         let api = Api {
             admission: admission.clone(),
             router: Router::new(roster),
