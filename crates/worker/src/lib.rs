@@ -7,6 +7,7 @@
 //! Must not know: how a step is scheduled, or what a node computes.
 
 pub mod backend;
+mod builders;
 mod decode;
 pub mod engine_backend;
 mod failure;

@@ -23,6 +23,7 @@ use tonic::transport::{Channel, Server};
 use tonic_health::ServingStatus;
 
 use crate::backend::Backend;
+use crate::builders::Builders;
 use crate::manager::{self, Beat, Identity};
 use crate::meter;
 use crate::peer;
@@ -275,10 +276,13 @@ impl Life {
             .context("speak a warm-up utterance")?;
         let drain_timeout = plan.drain_timeout;
         let (codec, peers_ready) = self.codec(&plan);
-        let admission = Admission::new(plan.max_rows + plan.max_queue);
+        let n_places = plan.max_rows + plan.max_queue;
+        let admission = Admission::new(n_places);
+        let builders = Builders::start(n_places as usize).context("start the prompt threads")?;
         self.service.reporter.loaded(backend.facts());
         let core = Core {
             backend: backend.clone(),
+            builders,
             role,
             codec,
             admission: admission.clone(),
@@ -299,10 +303,16 @@ impl Life {
             () = draining.cancelled() => {}
             ended = heartbeats => if let Ok(Some(error)) = ended { return Err(error) },
         }
-        // Not ready at once; the state task tells everyone else.
+        // Not ready at once: the state task, its only writer, says so before anything waits.
         draining.cancel();
-        self.state
-            .send_replace(State::of(&backend.health().borrow(), true, true));
+        let leaves = |state: &State| matches!(state, State::Draining | State::Failed);
+        let mut state = self.state.subscribe();
+        if tokio::time::timeout(CLOSE_DEADLINE, state.wait_for(leaves))
+            .await
+            .is_err()
+        {
+            tracing::error!("the state task does not run");
+        }
         let n_running = admission.n_held();
         tracing::info!(n_running, bound = ?drain_timeout, "draining");
         if tokio::time::timeout(drain_timeout, admission.idle())

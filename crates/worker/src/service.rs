@@ -10,6 +10,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
 
 use crate::backend::{Backend, Running, Strength};
+use crate::builders::Builders;
 use crate::decode::{self, Decoding};
 use crate::failure;
 use crate::meter;
@@ -44,6 +45,7 @@ pub(crate) struct Role {
 /// What there is once the model is loaded.
 pub(crate) struct Core {
     pub(crate) backend: Arc<dyn Backend>,
+    pub(crate) builders: Builders,
     pub(crate) role: Role,
     pub(crate) codec: Codec,
     pub(crate) admission: Admission,
@@ -173,11 +175,7 @@ impl Core {
         submit: impl FnOnce(&dyn Backend) -> Result<Running, laneway_engine::SubmitError> + Send + 'static,
     ) -> Result<Running, Failure> {
         let backend = self.backend.clone();
-        let submitted = tokio::task::spawn_blocking(move || submit(&*backend)).await;
-        let submitted = submitted.map_err(|error| {
-            tracing::error!(%error, "building a request panicked");
-            Failure::internal()
-        })?;
+        let submitted = self.builders.run(move || submit(&*backend)).await?;
         submitted.map_err(failure::of_submit)
     }
 }
