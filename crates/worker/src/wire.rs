@@ -38,6 +38,9 @@ pub(crate) fn utterance(request: v1::WorkerSynthesizeRequest) -> Result<Utteranc
     })
 }
 
+/// The smallest temperature above 0 that is taken.
+const MIN_TEMPERATURE: f32 = 1e-3;
+
 fn sampling(params: v1::SamplingParams) -> Result<Sampling, Failure> {
     let at_least = |field: &str, value: Option<f32>, bound: f32, open: bool| match value {
         Some(v) if !v.is_finite() || v < bound || (open && v == bound) => {
@@ -49,6 +52,14 @@ fn sampling(params: v1::SamplingParams) -> Result<Sampling, Failure> {
         }
         value => Ok(value),
     };
+    let temperature = |field: &str, value: Option<f32>| match value {
+        // A logit divided by less can overflow: then every token is banned, and the whole step fails with it.
+        Some(v) if v > 0.0 && v < MIN_TEMPERATURE => Err(invalid(
+            field,
+            format!("{v} is not allowed; send 0 for the likeliest code, or at least {MIN_TEMPERATURE}"),
+        )),
+        value => at_least(field, value, 0.0, false),
+    };
     let share = |field: &str, value: Option<f32>| match value {
         Some(v) if !(v > 0.0 && v <= 1.0) => Err(invalid(
             field,
@@ -57,7 +68,7 @@ fn sampling(params: v1::SamplingParams) -> Result<Sampling, Failure> {
         value => Ok(value),
     };
     Ok(Sampling {
-        temperature: at_least("sampling.temperature", params.temperature, 0.0, false)?,
+        temperature: temperature("sampling.temperature", params.temperature)?,
         top_k: params.top_k,
         top_p: share("sampling.top_p", params.top_p)?,
         repetition_penalty: at_least(
@@ -66,12 +77,7 @@ fn sampling(params: v1::SamplingParams) -> Result<Sampling, Failure> {
             0.0,
             true,
         )?,
-        predictor_temperature: at_least(
-            "sampling.predictor_temperature",
-            params.predictor_temperature,
-            0.0,
-            false,
-        )?,
+        predictor_temperature: temperature("sampling.predictor_temperature", params.predictor_temperature)?,
         predictor_top_k: params.predictor_top_k,
         predictor_top_p: share("sampling.predictor_top_p", params.predictor_top_p)?,
     })

@@ -178,7 +178,7 @@ async fn what_ends_a_request_in_the_engine_is_what_its_caller_sees() {
 async fn every_field_is_used_or_refused_by_name() {
     let (_manager, harness) = serving().await;
     type Edit = fn(&mut v1::WorkerSynthesizeRequest);
-    let refused: [(&str, Edit); 7] = [
+    let refused: [(&str, Edit); 9] = [
         ("request_id", |r| r.request_id = "no spaces".into()),
         ("return_frames", |r| r.return_frames = true),
         ("sampling.temperature", |r| {
@@ -186,6 +186,15 @@ async fn every_field_is_used_or_refused_by_name() {
         }),
         ("sampling.temperature", |r| {
             r.sampling = Some(sampling(Some(-1.0), None))
+        }),
+        ("sampling.temperature", |r| {
+            r.sampling = Some(sampling(Some(1e-40), None))
+        }),
+        ("sampling.predictor_temperature", |r| {
+            r.sampling = Some(v1::SamplingParams {
+                predictor_temperature: Some(1e-40),
+                ..Default::default()
+            })
         }),
         ("sampling.top_p", |r| r.sampling = Some(sampling(None, Some(1.5)))),
         ("chunk", |r| {
