@@ -15,7 +15,7 @@ use crate::client::endpoint;
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {
     /// The service's address, host:port.
-    #[arg(default_value = "127.0.0.1:50051")]
+    #[arg(default_value = "127.0.0.1:8080")]
     address: String,
     /// Service name; empty for the server as a whole.
     #[arg(long, default_value = "")]

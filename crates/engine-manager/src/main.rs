@@ -24,7 +24,7 @@ struct Arguments {
     #[arg(long = "set", value_name = "KEY=VALUE")]
     set: Vec<String>,
     /// Address to listen on; port 0 takes a free one.
-    #[arg(long, env = "LANEWAY_LISTEN", default_value = "127.0.0.1:50060")]
+    #[arg(long, env = "LANEWAY_LISTEN", default_value = "127.0.0.1:7070")]
     listen: SocketAddr,
     /// text or json.
     #[arg(long, env = "LANEWAY_LOG_FORMAT", default_value = "text")]

@@ -8,9 +8,9 @@ use clap::Args;
 use tonic::transport::Uri;
 
 /// Default address of the public API.
-pub const DEFAULT_LISTEN: &str = "127.0.0.1:50051";
+pub const DEFAULT_LISTEN: &str = "127.0.0.1:8080";
 /// Default address of the engine-manager.
-pub const DEFAULT_ENGINE_MANAGER: &str = "http://127.0.0.1:50060";
+pub const DEFAULT_ENGINE_MANAGER: &str = "http://127.0.0.1:7070";
 /// Default for requests in flight: far above one worker's rows, low enough to bound memory.
 pub const DEFAULT_MAX_IN_FLIGHT: usize = 1024;
 /// Default cap on the text of one request, in characters.
@@ -184,7 +184,7 @@ impl TryFrom<GatewayArgs> for Config {
             refuse(
                 "--listen",
                 &args.listen,
-                "not an address; write it like 0.0.0.0:50051".into(),
+                "not an address; write it like 0.0.0.0:8080".into(),
             );
         }
         let mut uri = |flag, value: &str| {
@@ -193,7 +193,7 @@ impl TryFrom<GatewayArgs> for Config {
                 .ok()
                 .filter(|uri| uri.scheme_str() == Some("http") && uri.host().is_some());
             if uri.is_none() {
-                refuse(flag, value, "not a URI; write it like http://host:50061".into());
+                refuse(flag, value, "not a URI; write it like http://host:7071".into());
             }
             uri
         };

@@ -25,11 +25,7 @@ struct Arguments {
     #[arg(long, env = "LANEWAY_ADVERTISE")]
     advertise: Option<String>,
     /// Where the engine-manager answers.
-    #[arg(
-        long,
-        env = "LANEWAY_ENGINE_MANAGER",
-        default_value = "http://127.0.0.1:50060"
-    )]
+    #[arg(long, env = "LANEWAY_ENGINE_MANAGER", default_value = "http://127.0.0.1:7070")]
     engine_manager: String,
     /// Seconds to wait for a plan.
     #[arg(long, default_value_t = 120)]
