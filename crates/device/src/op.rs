@@ -44,12 +44,15 @@ pub enum Activation {
     Sigmoid,
 }
 
-/// `v = activation(x · wᵀ + bias) * scale; out = accumulate ? out + v : v`. x `[rows, k]`, w `[n, k]`,
-/// bias and scale `[n]`, out `[rows, n]`.
+/// `v = activation(norm(x) · wᵀ + bias) * scale; out = accumulate ? out + v : v`. x `[rows, k]`, w `[n, k]`,
+/// bias and scale `[n]`, out `[rows, n]`; `[rows, n / 2]` when gated: then `v = silu(v[..n/2]) * v[n/2..]`, with
+/// no bias, activation, scale or accumulation. Norm and gate are here because a device may fold them into the product.
 #[derive(Debug, Clone)]
 pub struct Gemm {
     /// Input `[rows, k]`.
     pub x: View,
+    /// RMS norm of each input row first.
+    pub norm: Option<InputNorm>,
     /// Rows.
     pub rows: usize,
     /// Weight.
@@ -62,8 +65,21 @@ pub struct Gemm {
     pub scale: Option<View>,
     /// Add to what `out` holds (residual).
     pub accumulate: bool,
-    /// Output `[rows, n]`.
+    /// The first half of the outputs gates the second; a scratch of `[rows, n]`, of no use afterwards.
+    pub gated: Option<View>,
+    /// Output `[rows, n]`, or `[rows, n / 2]` when gated.
     pub out: View,
+}
+
+/// The [`RmsNorm`] in front of a [`Gemm`].
+#[derive(Debug, Clone)]
+pub struct InputNorm {
+    /// `[k]`
+    pub weight: View,
+    /// Added under the root.
+    pub eps: f32,
+    /// Scratch `[rows, k]`, of no use afterwards.
+    pub scratch: View,
 }
 
 /// `out = x / sqrt(mean(x²) + eps) * weight`, per row.
@@ -224,6 +240,18 @@ pub struct Attention {
     pub positions: View,
     /// Where k and v are.
     pub cache: KvCache,
+    /// Keys visible, the row's own included. `None`: all.
+    pub window: Option<usize>,
+    /// Output `[rows, heads * head_dim]`.
+    pub out: View,
+}
+
+/// [`QkvRope`], then [`Attention`] over what it wrote, for rows of which no two belong to the same sequence: a
+/// device may do both in one pass.
+#[derive(Debug, Clone)]
+pub struct DecodeAttention {
+    /// Projections, rotation, cache; `q_out` is a scratch, of no use afterwards.
+    pub qkv: QkvRope,
     /// Keys visible, the row's own included. `None`: all.
     pub window: Option<usize>,
     /// Output `[rows, heads * head_dim]`.
@@ -594,6 +622,17 @@ pub struct Zero {
     pub dst: View,
 }
 
+impl Gemm {
+    /// Values in a row of the output.
+    pub fn out_width(&self) -> usize {
+        if self.gated.is_some() {
+            self.w.n / 2
+        } else {
+            self.w.n
+        }
+    }
+}
+
 macro_rules! ops {
     ($($(#[$doc:meta])* $name:ident),* $(,)?) => {
         /// One operation.
@@ -621,6 +660,7 @@ ops!(
     RopeTable,
     QkvRope,
     Attention,
+    DecodeAttention,
     Sample,
     GatherRows,
     ScatterRows,

@@ -10,6 +10,8 @@ const CONTEXT: usize = 200;
 
 fn gemm(o: &Operands, x: View, rows: usize, (n, k): (usize, usize), dtype: DType) -> Gemm {
     Gemm {
+        norm: None,
+        gated: None,
         x,
         rows,
         w: o.matrix(n, k, dtype),

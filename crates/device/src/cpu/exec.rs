@@ -17,7 +17,7 @@ mod sequence;
 /// What is wrong with the operands or their contents (an id out of range, say): the stream fails with it.
 pub(crate) fn execute(op: &Op) -> Result<(), String> {
     match op {
-        Op::Gemm(op) => gemm(op),
+        Op::Gemm(op) => fused_gemm(op),
         Op::RmsNorm(op) => rms_norm(op),
         Op::LayerNorm(op) => layer_norm(op),
         Op::SiluMul(op) => silu_mul(op),
@@ -25,6 +25,7 @@ pub(crate) fn execute(op: &Op) -> Result<(), String> {
         Op::RopeTable(op) => sequence::rope(op),
         Op::QkvRope(op) => sequence::qkv_rope(op),
         Op::Attention(op) => sequence::attention(op),
+        Op::DecodeAttention(op) => sequence::decode_attention(op),
         Op::Sample(op) => sequence::sample_rows(op),
         Op::GatherRows(op) => rows::gather(op),
         Op::ScatterRows(op) => rows::scatter(op),
@@ -74,6 +75,33 @@ fn weights<'a>(o: &mut Operands, w: &'a Matrix, view: &'a View) -> Result<Weight
         DType::Bf16 => Ok(Weights::Bf16(o.read(view, len)?)),
         _ => Ok(Weights::F32(o.read(view, len)?)),
     }
+}
+
+/// Norm, product and gate one after the other.
+fn fused_gemm(op: &op::Gemm) -> Result<(), String> {
+    let mut product = op.clone();
+    if let Some(norm) = product.norm.take() {
+        rms_norm(&op::RmsNorm {
+            x: op.x.clone(),
+            rows: op.rows,
+            width: op.w.k,
+            weight: norm.weight,
+            eps: norm.eps,
+            out: norm.scratch.clone(),
+        })?;
+        product.x = norm.scratch;
+    }
+    let Some(scratch) = product.gated.take() else {
+        return gemm(&product);
+    };
+    product.out = scratch.clone();
+    gemm(&product)?;
+    silu_mul(&op::SiluMul {
+        x: scratch,
+        rows: op.rows,
+        width: op.w.n / 2,
+        out: op.out.clone(),
+    })
 }
 
 fn gemm(op: &op::Gemm) -> Result<(), String> {

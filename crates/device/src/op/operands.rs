@@ -3,7 +3,7 @@
 //! This is the one table that [`Op::access`] and [`Op::validate`] are made from. It matches every operation by
 //! name, so a new one does not compile until its operands are listed.
 
-use super::{KvCache, Op, SampleRow, StateSlice, Windows};
+use super::{KvCache, Op, QkvRope, SampleRow, StateSlice, Windows};
 use crate::{Buffer, DType, TouchKind, View};
 
 /// Element types that an operand may have.
@@ -162,6 +162,23 @@ impl<'a> List<'a> {
         self.pool("cache.pool", &cache.pool, Elements::Floats, kind);
     }
 
+    fn qkv_rope(&mut self, op: &'a QkvRope) {
+        let dim = op.cache.head_dim;
+        self.read(
+            "qkv",
+            &op.qkv,
+            op.rows * (op.heads + 2 * op.cache.kv_heads) * dim,
+            Elements::F32,
+        );
+        self.optional("q_norm", &op.q_norm, dim);
+        self.optional("k_norm", &op.k_norm, dim);
+        self.read("cos_sin", &op.cos_sin, op.rows * dim, Elements::F32);
+        self.read("sequences", &op.sequences, op.rows, Elements::I32);
+        self.read("positions", &op.positions, op.rows, Elements::I32);
+        self.cache(&op.cache, TouchKind::Write);
+        self.write("q_out", &op.q_out, op.rows * op.heads * dim, Elements::F32);
+    }
+
     fn state(&mut self, state: &'a StateSlice) {
         self.pool("state.pool", &state.pool, Elements::Floats, TouchKind::Write);
     }
@@ -183,7 +200,14 @@ impl Op {
                 all.weight(&op.w.packed);
                 all.optional("bias", &op.bias, op.w.n);
                 all.optional("scale", &op.scale, op.w.n);
-                all.write("out", &op.out, op.rows * op.w.n, F32);
+                if let Some(norm) = &op.norm {
+                    all.read("norm.weight", &norm.weight, op.w.k, F32);
+                    all.write("norm.scratch", &norm.scratch, op.rows * op.w.k, F32);
+                }
+                if let Some(scratch) = &op.gated {
+                    all.write("gated", scratch, op.rows * op.w.n, F32);
+                }
+                all.write("out", &op.out, op.rows * op.out_width(), F32);
             }
             Op::RmsNorm(op) => {
                 all.read("x", &op.x, op.rows * op.width, F32).in_place();
@@ -217,28 +241,18 @@ impl Op {
                 all.read("inv_freq", &op.inv_freq, op.head_dim / 2, F32);
                 all.write("out", &op.out, op.rows * op.head_dim, F32);
             }
-            Op::QkvRope(op) => {
-                let dim = op.cache.head_dim;
-                all.read(
-                    "qkv",
-                    &op.qkv,
-                    op.rows * (op.heads + 2 * op.cache.kv_heads) * dim,
-                    F32,
-                );
-                all.optional("q_norm", &op.q_norm, dim);
-                all.optional("k_norm", &op.k_norm, dim);
-                all.read("cos_sin", &op.cos_sin, op.rows * dim, F32);
-                all.read("sequences", &op.sequences, op.rows, I32);
-                all.read("positions", &op.positions, op.rows, I32);
-                all.cache(&op.cache, Write);
-                all.write("q_out", &op.q_out, op.rows * op.heads * dim, F32);
-            }
+            Op::QkvRope(op) => all.qkv_rope(op),
             Op::Attention(op) => {
                 let len = op.rows * op.heads * op.cache.head_dim;
                 all.read("q", &op.q, len, F32);
                 all.read("sequences", &op.sequences, op.rows, I32);
                 all.read("positions", &op.positions, op.rows, I32);
                 all.cache(&op.cache, Read);
+                all.write("out", &op.out, len, F32);
+            }
+            Op::DecodeAttention(op) => {
+                let len = op.qkv.rows * op.qkv.heads * op.qkv.cache.head_dim;
+                all.qkv_rope(&op.qkv);
                 all.write("out", &op.out, len, F32);
             }
             Op::Sample(op) => {

@@ -98,6 +98,8 @@ const CASES: &[Case] = &[
     (
         |m| {
             Op::from(Gemm {
+                norm: None,
+                gated: None,
                 x: m.f32("x", 3 * 5),
                 rows: 3,
                 w: m.matrix(4, 5),
@@ -106,6 +108,28 @@ const CASES: &[Case] = &[
                 scale: Some(m.f32("scale", 4)),
                 accumulate: true,
                 out: m.f32("out", 3 * 4),
+            })
+        },
+        &["w"],
+        &["w"],
+    ),
+    (
+        |m| {
+            Op::from(Gemm {
+                norm: Some(InputNorm {
+                    weight: m.f32("norm.weight", 5),
+                    eps: 1e-6,
+                    scratch: m.f32("norm.scratch", 3 * 5),
+                }),
+                gated: Some(m.f32("gated", 3 * 4)),
+                x: m.f32("x", 3 * 5),
+                rows: 3,
+                w: m.matrix(4, 5),
+                bias: None,
+                activation: Activation::None,
+                scale: None,
+                accumulate: false,
+                out: m.f32("out", 3 * 2),
             })
         },
         &["w"],
@@ -209,6 +233,29 @@ const CASES: &[Case] = &[
                 sequences: m.i32("sequences", 3),
                 positions: m.i32("positions", 3),
                 cache: m.cache(),
+                window: Some(7),
+                out: m.f32("out", 3 * 4 * 4),
+            })
+        },
+        &[],
+        &[],
+    ),
+    (
+        |m| {
+            Op::from(DecodeAttention {
+                qkv: QkvRope {
+                    qkv: m.f32("qkv", 3 * 8 * 4),
+                    rows: 3,
+                    heads: 4,
+                    q_norm: Some(m.f32("q_norm", 4)),
+                    k_norm: Some(m.f32("k_norm", 4)),
+                    eps: 1e-6,
+                    cos_sin: m.f32("cos_sin", 3 * 4),
+                    sequences: m.i32("sequences", 3),
+                    positions: m.i32("positions", 3),
+                    cache: m.cache(),
+                    q_out: m.f32("q_out", 3 * 4 * 4),
+                },
                 window: Some(7),
                 out: m.f32("out", 3 * 4 * 4),
             })

@@ -1,7 +1,7 @@
 //! Whether the operands of an operation fit each other. Both devices ask this at every launch and capture.
 
 use super::operands::{Elements, Operand};
-use super::{KvCache, Op, StateSlice};
+use super::{Activation, Gemm, KvCache, Op, StateSlice};
 use crate::{DeviceError, Result, TouchKind};
 
 impl Op {
@@ -29,9 +29,11 @@ impl Op {
     fn shape_problem(&self) -> Option<String> {
         match self {
             Op::QkvRope(op) => cache_problem(&op.cache, op.heads),
-            Op::Attention(op) => cache_problem(&op.cache, op.heads).or_else(|| {
-                (op.window == Some(0)).then(|| "window 0 lets a row see no key, not even its own".to_owned())
-            }),
+            Op::Attention(op) => cache_problem(&op.cache, op.heads).or_else(|| window_problem(op.window)),
+            Op::DecodeAttention(op) => {
+                cache_problem(&op.qkv.cache, op.qkv.heads).or_else(|| window_problem(op.window))
+            }
+            Op::Gemm(op) => gate_problem(op),
             Op::RopeTable(op) => odd_head(op.head_dim),
             Op::Embed(op) => {
                 let groups = op.tables.len();
@@ -89,8 +91,7 @@ impl Op {
                         op.dst.buffer.dtype()
                     )
                 }),
-            Op::Gemm(_)
-            | Op::RmsNorm(_)
+            Op::RmsNorm(_)
             | Op::LayerNorm(_)
             | Op::SiluMul(_)
             | Op::CopyColumns(_)
@@ -101,6 +102,20 @@ impl Op {
             | Op::Zero(_) => None,
         }
     }
+}
+
+fn window_problem(window: Option<usize>) -> Option<String> {
+    (window == Some(0)).then(|| "window 0 lets a row see no key, not even its own".to_owned())
+}
+
+fn gate_problem(op: &Gemm) -> Option<String> {
+    op.gated.as_ref()?;
+    if !op.w.n.is_multiple_of(2) {
+        return Some(format!("{} outputs have no half that gates the other", op.w.n));
+    }
+    let plain = op.bias.is_none() && op.scale.is_none() && op.activation == Activation::None;
+    (!plain || op.accumulate)
+        .then(|| "a gated product takes no bias, scale or activation and does not accumulate".to_owned())
 }
 
 fn odd_head(head_dim: usize) -> Option<String> {

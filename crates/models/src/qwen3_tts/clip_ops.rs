@@ -123,6 +123,8 @@ impl ClipOps<'_> {
         out: &View,
     ) -> Result<()> {
         self.0.run(Gemm {
+            norm: None,
+            gated: None,
             x: x.slice(0, rows * layer.w.k),
             rows,
             w: layer.w.clone(),
@@ -144,6 +146,8 @@ impl ClipOps<'_> {
         out: &View,
     ) -> Result<()> {
         self.0.run(Gemm {
+            norm: None,
+            gated: None,
             x: x.slice(0, rows * w.k),
             rows,
             w: w.clone(),

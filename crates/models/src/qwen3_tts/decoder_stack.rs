@@ -1,6 +1,8 @@
 //! The Qwen3-style decoder stack that Talker and code predictor share: weights, workspace, one pass.
 
-use laneway_device::op::{Attention, Gemm, KvCache, QkvRope, RmsNorm, RopeTable, SiluMul};
+use laneway_device::op::{
+    Activation, Attention, DecodeAttention, Gemm, InputNorm, KvCache, QkvRope, RmsNorm, RopeTable,
+};
 use laneway_device::{Buffer, BufferSpec, DType, Device, Launcher, Matrix, Place, Result, View};
 
 use super::load::{LoadError, Loader};
@@ -96,6 +98,15 @@ impl DecoderStack {
         }
     }
 
+    /// The final norm in front of a product.
+    pub(super) fn final_input_norm(&self, scratch: View) -> InputNorm {
+        InputNorm {
+            weight: self.norm.clone(),
+            eps: self.config.rms_norm_eps,
+            scratch,
+        }
+    }
+
     /// Run all layers on `pass.x`, in place, without the final norm.
     pub(super) fn run(
         &self,
@@ -104,29 +115,27 @@ impl DecoderStack {
         pass: &StackPass<'_>,
     ) -> Result<()> {
         let (c, w, rows) = (&self.config, workspace, pass.rows);
-        let norm = |weight: &View| RmsNorm {
-            x: pass.x.clone(),
-            rows,
-            width: c.hidden_size,
-            weight: weight.clone(),
-            eps: c.rms_norm_eps,
-            out: w.normed.view(),
+        let norm = |weight: &View| {
+            Some(InputNorm {
+                weight: weight.clone(),
+                eps: c.rms_norm_eps,
+                scratch: w.normed.view(),
+            })
         };
-        let gemm = |x: &Buffer, weight: &Matrix, out: View, accumulate: bool| Gemm {
-            x: x.view(),
+        let product = |x: View, weight: &Matrix, out: View| Gemm {
+            x,
+            norm: None,
             rows,
             w: weight.clone(),
             bias: None,
-            activation: laneway_device::op::Activation::None,
+            activation: Activation::None,
             scale: None,
-            accumulate,
+            accumulate: false,
+            gated: None,
             out,
         };
         for (i, layer) in self.layers.iter().enumerate() {
-            let cache = pass.cache.layer(c, i);
-            launcher.run(norm(&layer.input_norm))?;
-            launcher.run(gemm(&w.normed, &layer.qkv, w.qkv.view(), false))?;
-            launcher.run(QkvRope {
+            let qkv = QkvRope {
                 qkv: w.qkv.view(),
                 rows,
                 heads: c.num_attention_heads,
@@ -136,29 +145,46 @@ impl DecoderStack {
                 cos_sin: pass.cos_sin.clone(),
                 sequences: pass.sequences.clone(),
                 positions: pass.positions.clone(),
-                cache: cache.clone(),
+                cache: pass.cache.layer(c, i),
                 q_out: w.q.view(),
+            };
+            launcher.run(Gemm {
+                norm: norm(&layer.input_norm),
+                ..product(pass.x.clone(), &layer.qkv, w.qkv.view())
             })?;
-            launcher.run(Attention {
-                q: w.q.view(),
-                rows,
-                heads: c.num_attention_heads,
-                sequences: pass.sequences.clone(),
-                positions: pass.positions.clone(),
-                cache,
-                window: None,
-                out: w.attended.view(),
+            if pass.one_row_a_sequence {
+                launcher.run(DecodeAttention {
+                    qkv,
+                    window: None,
+                    out: w.attended.view(),
+                })?;
+            } else {
+                let cache = qkv.cache.clone();
+                launcher.run(qkv)?;
+                launcher.run(Attention {
+                    q: w.q.view(),
+                    rows,
+                    heads: c.num_attention_heads,
+                    sequences: pass.sequences.clone(),
+                    positions: pass.positions.clone(),
+                    cache,
+                    window: None,
+                    out: w.attended.view(),
+                })?;
+            }
+            launcher.run(Gemm {
+                accumulate: true,
+                ..product(w.attended.view(), &layer.o, pass.x.clone())
             })?;
-            launcher.run(gemm(&w.attended, &layer.o, pass.x.clone(), true))?;
-            launcher.run(norm(&layer.post_norm))?;
-            launcher.run(gemm(&w.normed, &layer.gate_up, w.gate_up.view(), false))?;
-            launcher.run(SiluMul {
-                x: w.gate_up.view(),
-                rows,
-                width: c.intermediate_size,
-                out: w.activated.view(),
+            launcher.run(Gemm {
+                norm: norm(&layer.post_norm),
+                gated: Some(w.gate_up.view()),
+                ..product(pass.x.clone(), &layer.gate_up, w.activated.view())
             })?;
-            launcher.run(gemm(&w.activated, &layer.down, pass.x.clone(), true))?;
+            launcher.run(Gemm {
+                accumulate: true,
+                ..product(w.activated.view(), &layer.down, pass.x.clone())
+            })?;
         }
         Ok(())
     }
@@ -210,6 +236,8 @@ pub(super) struct StackPass<'a> {
     pub(super) sequences: View,
     /// `[rows]`
     pub(super) positions: View,
+    /// No two rows belong to the same sequence.
+    pub(super) one_row_a_sequence: bool,
     pub(super) cache: &'a PagedCache,
 }
 

@@ -44,6 +44,8 @@ struct Projection {
 impl Projection {
     fn apply(&self, x: View, rows: usize, out: View) -> Gemm {
         Gemm {
+            norm: None,
+            gated: None,
             x,
             rows,
             w: self.weight.clone(),
@@ -335,6 +337,7 @@ impl Predictor {
             cos_sin: w.first_cos_sin.view(),
             sequences: step.sequences.clone(),
             positions: step.positions.clone(),
+            one_row_a_sequence: false,
             cache: &w.cache,
         };
         self.stack.run(launcher, &w.stack, &first)?;
@@ -350,6 +353,7 @@ impl Predictor {
                     .slice(position * w.max_rows * c.head_dim, rows * c.head_dim),
                 sequences: step.sequences.slice(0, rows),
                 positions: w.positions.slice(position * w.max_rows, rows),
+                one_row_a_sequence: true,
                 cache: &w.cache,
             };
             self.stack.run(launcher, &w.stack, &next)?;
@@ -368,9 +372,10 @@ impl Predictor {
         x: View,
     ) -> Result<()> {
         let (rows, groups, vocab) = (step.rows, self.stack.config.num_code_groups, self.codebook_size);
-        launcher.run(self.stack.final_norm(x, rows, w.normed.view()))?;
         launcher.run(Gemm {
-            x: w.normed.view(),
+            norm: Some(self.stack.final_input_norm(w.normed.view())),
+            gated: None,
+            x,
             rows,
             w: self.heads[pass].clone(),
             bias: None,

@@ -314,6 +314,8 @@ impl Talker {
         out: View,
     ) -> Result<()> {
         let gemm = |x: View, matrix: &Matrix, bias: &View, activation, out| Gemm {
+            norm: None,
+            gated: None,
             x,
             rows,
             w: matrix.clone(),
@@ -439,7 +441,7 @@ impl Talker {
             width: w.cache.pages_per_sequence,
             dst: w.cache.table.clone(),
         })?;
-        self.run_stack(launcher, w, step.tokens, &step.sequences, &step.positions)?;
+        self.run_stack(launcher, w, step.tokens, &step.sequences, &step.positions, false)?;
         launcher.run(GatherRows {
             src: w.x.view(),
             indirect: false,
@@ -458,7 +460,14 @@ impl Talker {
         w: &TalkerWorkspace,
         step: &DecodeStep,
     ) -> Result<()> {
-        self.run_stack(launcher, w, step.tail.rows, &step.sequences, &step.positions)?;
+        self.run_stack(
+            launcher,
+            w,
+            step.tail.rows,
+            &step.sequences,
+            &step.positions,
+            true,
+        )?;
         self.run_tail(launcher, w, w.x.view(), &step.tail)
     }
 
@@ -469,6 +478,7 @@ impl Talker {
         rows: usize,
         sequences: &View,
         positions: &View,
+        one_row_a_sequence: bool,
     ) -> Result<()> {
         launcher.run(self.stack.rope_table(positions.clone(), rows, w.cos_sin.view()))?;
         let pass = StackPass {
@@ -477,6 +487,7 @@ impl Talker {
             cos_sin: w.cos_sin.view(),
             sequences: sequences.clone(),
             positions: positions.clone(),
+            one_row_a_sequence,
             cache: &w.cache,
         };
         self.stack.run(launcher, &w.stack, &pass)
@@ -494,6 +505,8 @@ impl Talker {
         let vocab = self.stack.config.vocab_size;
         launcher.run(self.stack.final_norm(last, rows, w.hidden.view()))?;
         launcher.run(Gemm {
+            norm: None,
+            gated: None,
             x: w.hidden.view(),
             rows,
             w: self.codec_head.clone(),

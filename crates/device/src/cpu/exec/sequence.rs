@@ -70,6 +70,21 @@ pub(super) fn attention(op: &op::Attention) -> Result<(), String> {
     })
 }
 
+/// Both halves one after the other.
+pub(super) fn decode_attention(op: &op::DecodeAttention) -> Result<(), String> {
+    qkv_rope(&op.qkv)?;
+    attention(&op::Attention {
+        q: op.qkv.q_out.clone(),
+        rows: op.qkv.rows,
+        heads: op.qkv.heads,
+        sequences: op.qkv.sequences.clone(),
+        positions: op.qkv.positions.clone(),
+        cache: op.qkv.cache.clone(),
+        window: op.window,
+        out: op.out.clone(),
+    })
+}
+
 pub(super) fn sample_rows(op: &op::Sample) -> Result<(), String> {
     let vocab = op.vocab;
     let mut o = Operands::default();

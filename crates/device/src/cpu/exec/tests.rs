@@ -62,6 +62,8 @@ fn refused(op: impl Into<Op>, problem: &str) {
 fn gemm_adds_to_its_output_and_refuses_operands_that_overlap_or_are_short() {
     let bench = Bench::new();
     let op = op::Gemm {
+        norm: None,
+        gated: None,
         x: bench.floats("x", &[1.0, 2.0, 3.0, 4.0]),
         rows: 2,
         w: bench.matrix(3, 2, &[1.0, 0.0, 0.0, 1.0, 1.0, 1.0]),
@@ -91,6 +93,62 @@ fn gemm_adds_to_its_output_and_refuses_operands_that_overlap_or_are_short() {
         op::Gemm { rows: 3, ..op },
         "has 6 elements, the operation needs 9",
     );
+}
+
+#[test]
+fn a_gated_product_behind_a_norm_is_its_parts() {
+    let bench = Bench::new();
+    let values = |n: usize, step: f32| (0..n).map(|i| (i as f32 * step).sin()).collect::<Vec<_>>();
+    let (rows, n, k) = (3, 6, 5);
+    let x = bench.floats("x", &values(rows * k, 0.7));
+    let weight = bench.floats("weight", &values(k, 0.3));
+    let w = bench.matrix(n, k, &values(n * k, 0.11));
+    let floats = |name: &str, len: usize| bench.floats(name, &vec![0.0; len]);
+    let fused = op::Gemm {
+        norm: Some(op::InputNorm {
+            weight: weight.clone(),
+            eps: 1e-6,
+            scratch: floats("scratch", rows * k),
+        }),
+        gated: Some(floats("gated", rows * n)),
+        x: x.clone(),
+        rows,
+        w: w.clone(),
+        bias: None,
+        activation: op::Activation::None,
+        scale: None,
+        accumulate: false,
+        out: floats("out", rows * n / 2),
+    };
+    run(fused.clone()).unwrap();
+    let (normed, product) = (floats("normed", rows * k), floats("product", rows * n));
+    let out = floats("parts", rows * n / 2);
+    run(op::RmsNorm {
+        x,
+        rows,
+        width: k,
+        weight,
+        eps: 1e-6,
+        out: normed.clone(),
+    })
+    .unwrap();
+    run(op::Gemm {
+        norm: None,
+        gated: None,
+        x: normed,
+        out: product.clone(),
+        ..fused.clone()
+    })
+    .unwrap();
+    run(op::SiluMul {
+        x: product,
+        rows,
+        width: n / 2,
+        out: out.clone(),
+    })
+    .unwrap();
+    assert_eq!(contents::<f32>(&fused.out), contents::<f32>(&out));
+    assert!(contents::<f32>(&out).iter().any(|v| *v != 0.0));
 }
 
 #[test]

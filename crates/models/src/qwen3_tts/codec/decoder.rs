@@ -131,6 +131,8 @@ impl Run<'_> {
     /// `out = x · wᵀ + bias` over `rate` rows a frame.
     fn gemm(&self, rate: usize, x: &View, w: &Affine, activation: Activation, out: &View) -> Result<()> {
         self.launcher.run(Gemm {
+            norm: None,
+            gated: None,
             x: x.clone(),
             rows: self.pass.frames * rate,
             w: w.w.clone(),
@@ -145,6 +147,8 @@ impl Run<'_> {
     /// `out += scale · (x · wᵀ)`, one row a frame.
     fn add_scaled(&self, x: &View, w: &laneway_device::Matrix, scale: &View, out: &View) -> Result<()> {
         self.launcher.run(Gemm {
+            norm: None,
+            gated: None,
             x: x.clone(),
             rows: self.pass.frames,
             w: w.clone(),
@@ -312,6 +316,8 @@ impl CodecDecoder {
                 out: self.work.entry.view(),
             })?;
             run.launcher.run(Gemm {
+                norm: None,
+                gated: None,
                 x: self.work.entry.view(),
                 rows,
                 w: proj.clone(),
@@ -349,6 +355,8 @@ impl CodecDecoder {
             self.attention(run, layer, state)?;
             run.rms_norm(&hidden, c.hidden_size, &layer.mlp_norm, c.rms_norm_eps, &normed)?;
             run.launcher.run(Gemm {
+                norm: None,
+                gated: None,
                 x: normed.clone(),
                 rows: run.pass.frames,
                 w: layer.gate_up.clone(),
@@ -393,6 +401,8 @@ impl CodecDecoder {
             &normed,
         )?;
         run.launcher.run(Gemm {
+            norm: None,
+            gated: None,
             x: normed,
             rows,
             w: layer.qkv.clone(),
@@ -483,6 +493,8 @@ impl CodecDecoder {
         let inner = self.work.convnext.view();
         run.gemm(rate, spare, &w.widen, Activation::Gelu, &inner)?;
         run.launcher.run(Gemm {
+            norm: None,
+            gated: None,
             x: inner,
             rows,
             w: w.narrow.w.clone(),
