@@ -68,6 +68,28 @@ __device__ __forceinline__ float warp_max(float x) {
     return x;
 }
 
+// 1 / sqrt(mean(x²) + eps) of a row, the same bits in every kernel that needs it: thread t takes elements t,
+// t + THREADS, ... ascending, then lanes by warp_sum, then warps ascending. All THREADS threads of the block
+// call it, and all get the result; `partial` holds THREADS / 32 floats and may be used again at once.
+template <int THREADS>
+__device__ float row_inverse_rms(const float* x, int width, float eps, float* partial) {
+    float sum = 0.0f;
+    for (int i = (int)threadIdx.x; i < width; i += THREADS) sum = fmaf(x[i], x[i], sum);
+    sum = warp_sum(sum);
+    if ((threadIdx.x & 31) == 0) partial[threadIdx.x >> 5] = sum;
+    __syncthreads();
+    sum = partial[0];
+#pragma unroll
+    for (int warp = 1; warp < THREADS / 32; ++warp) sum = __fadd_rn(sum, partial[warp]);
+    __syncthreads();
+    return 1.0f / sqrtf(sum / (float)width + eps);
+}
+
+// (x * inverse) * weight, each product rounded: what every RMS norm makes of a value.
+__device__ __forceinline__ float normalized(float x, float inverse, float weight) {
+    return __fmul_rn(__fmul_rn(x, inverse), weight);
+}
+
 // enum laneway_device::op::Activation, in its order.
 enum { ACT_NONE = 0, ACT_SILU, ACT_GELU, ACT_RELU, ACT_ELU, ACT_TANH, ACT_RELU_TANH, ACT_SIGMOID };
 
