@@ -9,6 +9,9 @@
 //! Nothing here links against CUDA: driver and compiler are loaded when a device is opened, and a machine
 //! without them gets an error that says so.
 
+mod detect;
 mod launch;
 mod lower;
 mod memory;
+
+pub use detect::{Gpu, gpus};
