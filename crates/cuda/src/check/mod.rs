@@ -54,10 +54,12 @@ pub struct CheckConfig {
     /// Called behind every case: whether something outside the buffers was written.
     #[allow(clippy::type_complexity)] // Naming the type would not say more.
     pub guards: Option<Box<dyn Fn() -> std::result::Result<(), String>>>,
-    /// The subject rounds the inputs of a product with bfloat16 weights to bfloat16.
-    pub rounds_products: bool,
-    /// Element types of caches and carried state that the subject supports.
-    pub pools: Vec<DType>,
+    /// What the subject takes products of.
+    pub products: Products,
+    /// Element types of key/value caches that the subject supports.
+    pub caches: Vec<DType>,
+    /// Element types of carried state that the subject supports.
+    pub states: Vec<DType>,
     /// Only cases whose line contains this; an operation's whole name picks that operation.
     pub filter: Option<String>,
     /// Of all random operands.
@@ -68,12 +70,40 @@ pub struct CheckConfig {
     pub threads: usize,
 }
 
+/// What a device makes of weights and the inputs of a product.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Products {
+    /// Weights as they are given, inputs as they are (the CPU device).
+    AsGiven,
+    /// Both rounded to bfloat16.
+    Bf16,
+    /// Weights widened, inputs as they are.
+    F32,
+}
+
 /// What a case builder has to know.
 #[derive(Debug, Clone)]
 pub(crate) struct Context {
-    pub(crate) rounds_products: bool,
-    pub(crate) pools: Vec<DType>,
+    pub(crate) products: Products,
+    pub(crate) caches: Vec<DType>,
+    pub(crate) states: Vec<DType>,
     pub(crate) sizes: Sizes,
+}
+
+impl Context {
+    /// Whether products have inputs and weights that were rounded.
+    pub(crate) fn rounds(&self) -> bool {
+        self.products == Products::Bf16
+    }
+
+    /// Types that the weights of the released models' shapes are given in: another only costs time.
+    pub(crate) fn given(&self) -> &'static [DType] {
+        match self.products {
+            Products::AsGiven => &[DType::F32, DType::Bf16],
+            Products::Bf16 => &[DType::Bf16],
+            Products::F32 => &[DType::F32],
+        }
+    }
 }
 
 /// One case.
@@ -83,7 +113,7 @@ pub struct CaseReport {
     pub op: &'static str,
     /// Sizes and variant.
     pub shape: String,
-    /// Of the weights or the pool.
+    /// Of the weights as they were given, or of the cache.
     pub dtype: &'static str,
     /// Worst ‖out − ref‖ / ‖ref‖ against its bound.
     pub error: f64,
@@ -155,8 +185,9 @@ struct Ahead {
 /// A device refuses to make a stream.
 pub fn check(config: &CheckConfig, report: &mut dyn FnMut(&CaseReport)) -> Result<Summary> {
     let context = Context {
-        rounds_products: config.rounds_products,
-        pools: config.pools.clone(),
+        products: config.products,
+        caches: config.caches.clone(),
+        states: config.states.clone(),
         sizes: config.sizes,
     };
     let chosen = |case: &Case| match config.filter.as_deref() {

@@ -134,29 +134,33 @@ const RELEASED: &[Shape] = &[
 ];
 
 pub(super) fn cases(context: &Context, out: &mut Vec<Case>) {
-    let mut shapes = SMALL.to_vec();
-    if !small(context) {
-        shapes.extend(RELEASED);
-    }
+    let mut shapes: Vec<Shape> = Vec::new();
     for weights in [DType::F32, DType::Bf16] {
-        for shape in &shapes {
-            let shape = Shape { weights, ..*shape };
-            let name = format!(
-                "{}>{} t{} s{} d{} n{}{}",
-                shape.c_in,
-                shape.c_out,
-                shape.taps,
-                shape.stride,
-                shape.dilation,
-                shape.rows_in,
-                if shape.residual { " res" } else { "" }
-            );
-            let rounds = context.rounds_products && weights == DType::Bf16;
-            let dtype = if weights == DType::Bf16 { "bf16" } else { "f32" };
-            out.push(Case::new("Conv1d", name, dtype, move |random| {
-                Work::Whole(conv1d(shape, rounds, random))
-            }));
-        }
+        shapes.extend(SMALL.iter().map(|shape| Shape { weights, ..*shape }));
+    }
+    for &weights in if small(context) { &[] } else { context.given() } {
+        shapes.extend(RELEASED.iter().map(|shape| Shape { weights, ..*shape }));
+    }
+    for shape in shapes {
+        let name = format!(
+            "{}>{} t{} s{} d{} n{}{}",
+            shape.c_in,
+            shape.c_out,
+            shape.taps,
+            shape.stride,
+            shape.dilation,
+            shape.rows_in,
+            if shape.residual { " res" } else { "" }
+        );
+        let rounds = context.rounds();
+        let dtype = if shape.weights == DType::Bf16 {
+            "bf16"
+        } else {
+            "f32"
+        };
+        out.push(Case::new("Conv1d", name, dtype, move |random| {
+            Work::Whole(conv1d(shape, rounds, random))
+        }));
     }
     let sizes: &[(usize, usize)] = match small(context) {
         true => &[(1, 3), (7, 20)],
@@ -203,8 +207,8 @@ fn conv1d(shape: Shape, rounds: bool, random: &mut Random) -> Experiment {
     let mut e = Experiment::new(rows_out);
     let inputs = random.floats(rows_in * shape.c_in, 1.5);
     let x = e.input("x", Data::floats(&inputs));
-    let w = random.floats(shape.c_out * k, 1.7 / (k as f32).sqrt());
-    let w = e.weights(shape.c_out, k, Data::real(&w, shape.weights));
+    let weights = random.floats(shape.c_out * k, 1.7 / (k as f32).sqrt());
+    let w = e.weights(shape.c_out, k, Data::real(&weights, shape.weights));
     let bias = e.shared("bias", Data::floats(&random.floats(shape.c_out, 0.5)));
     let activated = rounds && shape.input != Activation::None;
     let measure = Measure::Relative(if activated { ACTIVATED_BOUND } else { BOUND });
@@ -239,7 +243,8 @@ fn conv1d(shape: Shape, rounds: bool, random: &mut Random) -> Experiment {
         _ => *x,
     };
     let inputs: Vec<f32> = inputs.iter().map(|x| rounded(elu(x))).collect();
-    e.reference(vec![(x, Data::floats(&inputs))], move |p, _| {
+    let replaced = vec![(x, Data::floats(&inputs)), (w, Data::real(&weights, DType::Bf16))];
+    e.reference(replaced, move |p, _| {
         let conv = Conv1d {
             input_activation: Activation::None,
             ..conv(p)

@@ -157,33 +157,22 @@ const RELEASED: &[Shape] = &[
 ];
 
 pub(super) fn cases(context: &Context, out: &mut Vec<Case>) {
-    let mut shapes = SMALL.to_vec();
-    if !small(context) {
-        shapes.extend(RELEASED);
-    }
+    let mut shapes: Vec<Shape> = Vec::new();
     for weights in [DType::F32, DType::Bf16] {
-        for &pool in &context.pools {
-            // f32 weights are the mode that loses nothing: its state is f32.
-            if weights == DType::F32 && pool == DType::Bf16 {
-                continue;
-            }
-            for shape in &shapes {
-                push(
-                    context,
-                    Shape {
-                        weights,
-                        pool,
-                        ..*shape
-                    },
-                    out,
-                );
-            }
+        shapes.extend(SMALL.iter().map(|shape| Shape { weights, ..*shape }));
+    }
+    for &weights in if small(context) { &[] } else { context.given() } {
+        shapes.extend(RELEASED.iter().map(|shape| Shape { weights, ..*shape }));
+    }
+    for &pool in &context.states {
+        for shape in &shapes {
+            push(context, Shape { pool, ..*shape }, out);
         }
     }
     let widths: &[usize] = if small(context) { &[3, 24] } else { &[3, 24, 1024] };
     for &channels in widths {
         for rate in [1, 2, 4] {
-            for &pool in &context.pools {
+            for &pool in &context.states {
                 let dtype = if pool == DType::Bf16 { "bf16" } else { "f32" };
                 let name = format!("{channels}ch t7 x{rate}");
                 out.push(Case::new("DepthwiseConv", name, dtype, move |random| {
@@ -208,12 +197,15 @@ fn push(context: &Context, shape: Shape, out: &mut Vec<Case>) {
             name += what;
         }
     }
-    let dtype = match (shape.weights, shape.pool) {
-        (DType::F32, _) => "f32",
-        (_, DType::Bf16) => "bf16",
-        _ => "b/32",
+    if shape.pool == DType::Bf16 {
+        name += " bf16 state";
+    }
+    let dtype = if shape.weights == DType::Bf16 {
+        "bf16"
+    } else {
+        "f32"
     };
-    let rounds = context.rounds_products && shape.weights == DType::Bf16;
+    let rounds = context.rounds();
     out.push(Case::new("Conv", name, dtype, move |random| {
         Work::streams(conv(shape, rounds, random))
     }));
@@ -224,6 +216,7 @@ struct Operands {
     shape: Shape,
     rounds: bool,
     w: Data,
+    rounded_w: Data,
     bias: Data,
     alpha: Vec<f32>,
     inv_beta: Vec<f32>,
@@ -258,13 +251,12 @@ fn conv(shape: Shape, rounds: bool, random: &mut Random) -> StreamCase {
     if shape.pool == DType::Bf16 {
         state.iter_mut().for_each(|x| *x = rounded(*x));
     }
+    let weights = random.floats(shape.c_out * k, 1.7 / (k as f32).sqrt());
     let operands = Operands {
         shape,
         rounds,
-        w: Data::real(
-            &random.floats(shape.c_out * k, 1.7 / (k as f32).sqrt()),
-            shape.weights,
-        ),
+        w: Data::real(&weights, shape.weights),
+        rounded_w: Data::real(&weights, DType::Bf16),
         bias: Data::floats(&random.floats(shape.c_out, 0.5)),
         alpha: wave(random, shape.c_in),
         inv_beta: wave(random, shape.c_in),
@@ -384,6 +376,7 @@ impl Operands {
         if !self.rounds {
             return (e.reference_data(replaced), slots);
         }
+        replaced.push((w, self.rounded_w.clone()));
         let activated = inputs
             .iter()
             .enumerate()

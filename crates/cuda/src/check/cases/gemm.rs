@@ -136,8 +136,7 @@ const SMALL: &[Shape] = &[
 ];
 
 pub(super) fn cases(context: &Context, out: &mut Vec<Case>) {
-    let dtypes = [DType::Bf16, DType::F32];
-    for dtype in dtypes {
+    for dtype in [DType::Bf16, DType::F32] {
         for shape in SMALL {
             push(context, Shape { dtype, ..*shape }, 35, SWITCHES, out);
         }
@@ -145,7 +144,7 @@ pub(super) fn cases(context: &Context, out: &mut Vec<Case>) {
     if small(context) {
         return;
     }
-    for dtype in dtypes {
+    for &dtype in context.given() {
         for (i, shape) in RELEASED.iter().enumerate() {
             // The first ones go through every batch size, the others only where few rows end.
             let (rows, parts): (usize, &[usize]) = match (i, dtype) {
@@ -156,12 +155,14 @@ pub(super) fn cases(context: &Context, out: &mut Vec<Case>) {
             };
             push(context, Shape { dtype, ..*shape }, rows, parts, out);
         }
+        // Prefills.
+        for shape in [normed(4096, 1024), residual(2048, 6144), gated(6144, 1024)] {
+            push(context, Shape { dtype, ..shape }, 300, SWITCHES, out);
+        }
     }
-    // Prefills.
-    for shape in [normed(4096, 1024), residual(2048, 6144), gated(6144, 1024)] {
-        push(context, shape, 300, SWITCHES, out);
+    if context.rounds() {
+        push(context, normed(4096, 2048), 700, &[1, 128, 300, 512, 513], out);
     }
-    push(context, normed(4096, 2048), 700, &[1, 128, 300, 512, 513], out);
 }
 
 fn push(context: &Context, shape: Shape, rows: usize, parts: &'static [usize], out: &mut Vec<Case>) {
@@ -181,7 +182,7 @@ fn push(context: &Context, shape: Shape, rows: usize, parts: &'static [usize], o
         name += &format!(" {:?}", shape.activation).to_lowercase();
     }
     let dtype = if shape.dtype == DType::Bf16 { "bf16" } else { "f32" };
-    let rounds = context.rounds_products && shape.dtype == DType::Bf16;
+    let rounds = context.rounds();
     out.push(Case::new("Gemm", name, dtype, move |random| {
         Work::Rows(experiment(shape, rows, rounds, random), parts.to_vec())
     }));
@@ -193,11 +194,8 @@ fn experiment(shape: Shape, rows: usize, rounds: bool, random: &mut Random) -> E
     let norm_weight: Vec<f32> = random.floats(k, 0.5).iter().map(|w| 1.0 + w).collect();
     let mut e = Experiment::new(rows);
     let x_slot = e.input_rows("x", k, Data::floats(&x));
-    let w = e.weights(
-        n,
-        k,
-        Data::real(&random.floats(n * k, 1.7 / (k as f32).sqrt()), shape.dtype),
-    );
+    let weights = random.floats(n * k, 1.7 / (k as f32).sqrt());
+    let w = e.weights(n, k, Data::real(&weights, shape.dtype));
     let vector = |e: &mut Experiment, random: &mut Random, name, wanted: bool| {
         wanted.then(|| e.shared(name, Data::floats(&random.floats(n, 1.0))))
     };
@@ -281,7 +279,11 @@ fn experiment(shape: Shape, rows: usize, rounds: bool, random: &mut Random) -> E
         }
     }
     let inputs: Vec<f32> = inputs.into_iter().map(rounded).collect();
-    e.reference(vec![(x_slot, Data::floats(&inputs))], move |p, rows| {
+    let replaced = vec![
+        (x_slot, Data::floats(&inputs)),
+        (w, Data::real(&weights, DType::Bf16)),
+    ];
+    e.reference(replaced, move |p, rows| {
         let product = Gemm {
             norm: None,
             ..gemm(p, rows)

@@ -246,7 +246,7 @@ pub(super) fn cases(context: &Context, out: &mut Vec<Case>) {
     let streamed: &[usize] = &[
         0, 1, 31, 32, 63, 64, 70, 71, 72, 73, 94, 95, 96, 150, 189, 190, 191, 1000,
     ];
-    for pool in context.pools.clone() {
+    for pool in context.caches.clone() {
         let mut shapes = vec![
             (TINY, short),
             (TINY_RING, wrapped),
