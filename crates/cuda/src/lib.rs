@@ -25,6 +25,8 @@ mod memory;
 mod nvrtc;
 mod partition;
 mod stream;
+#[cfg(test)]
+mod tests;
 mod upload;
 
 pub use detect::{Gpu, gpus};
