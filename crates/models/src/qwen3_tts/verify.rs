@@ -20,7 +20,7 @@ use laneway_engine::{
     StartError, Submission, SubmitError,
 };
 use laneway_models_decl::{Sizing, qwen3_tts::presets};
-use laneway_plan::deployment::{DeviceKind, ModelConfig, Weights};
+use laneway_plan::deployment::{DeviceKind, ModelConfig, Precision, Weights};
 
 use super::model::{OpenError, Qwen3Tts};
 use super::reference::{CODES_PER_FRAME, Reference};
@@ -52,6 +52,8 @@ pub struct VerifyOptions {
     pub device: Arc<dyn Device>,
     /// Decides the declared sizes.
     pub device_kind: DeviceKind,
+    /// What the device computes in: decides what is compared, and how closely.
+    pub precision: Precision,
 }
 
 /// Why verification could not run.
@@ -180,6 +182,7 @@ impl Bench {
     fn start(options: &VerifyOptions, manifest: &Manifest, kind: &str) -> Result<Self, VerifyError> {
         let sizing = Sizing {
             device: options.device_kind,
+            precision: options.precision,
             page_size: PAGE_SIZE,
             max_prefill_tokens: PREFILL_TOKENS as u32,
         };

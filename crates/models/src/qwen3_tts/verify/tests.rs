@@ -9,6 +9,7 @@ fn run(set: &str, cases: &[&str]) -> Vec<CaseReport> {
         cases: cases.iter().map(|case| (*case).to_owned()).collect(),
         device,
         device_kind: DeviceKind::Cpu,
+        precision: Precision::F32,
     };
     let mut seen = 0;
     let reports = verify(&options, &mut |_| seen += 1).unwrap();
@@ -82,6 +83,7 @@ fn a_directory_that_is_no_golden_set_is_named() {
         cases: Vec::new(),
         device: laneway_device::testing::cpu().0,
         device_kind: DeviceKind::Cpu,
+        precision: Precision::F32,
     };
     let error = verify(&options, &mut |_| {}).unwrap_err();
     assert!(error.to_string().contains("manifest.json"), "{error}");
@@ -95,6 +97,7 @@ fn a_case_that_is_not_there_is_named() {
         cases: vec!["cv_nothing".into()],
         device: laneway_device::testing::cpu().0,
         device_kind: DeviceKind::Cpu,
+        precision: Precision::F32,
     };
     let error = verify(&options, &mut |_| {}).unwrap_err();
     assert!(error.to_string().contains("cv_nothing"), "{error}");
