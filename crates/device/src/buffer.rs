@@ -211,7 +211,8 @@ pub struct MatrixSpec<'a> {
     pub n: usize,
     /// Input features.
     pub k: usize,
-    /// `F32` or `Bf16`; the device may widen, never narrow, so that f32 checkpoints stay exact.
+    /// `F32` or `Bf16`. The CPU device keeps it. A device of reduced precision narrows f32 to bf16, to nearest
+    /// even, unless it was opened in its f32 mode, which widens bf16 and keeps f32 as it is.
     pub dtype: DType,
     /// Row-major little-endian `[n, k]`.
     pub data: &'a [u8],

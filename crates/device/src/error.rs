@@ -44,6 +44,26 @@ pub enum DeviceError {
         /// How long the caller waited.
         waited_ms: u64,
     },
+    /// The machine has no such device, or it cannot be used.
+    #[error("{device}: {problem}: {remedy}")]
+    Unavailable {
+        /// Device name.
+        device: String,
+        /// What is missing.
+        problem: String,
+        /// What to do.
+        remedy: String,
+    },
+    /// A call of the device's driver or compiler failed, outside any stream.
+    #[error("{device}: {call} failed: {problem}")]
+    Driver {
+        /// Device name.
+        device: String,
+        /// The call.
+        call: String,
+        /// What it answered.
+        problem: String,
+    },
     /// The device cannot do what was asked of it (a partition on a CPU, say).
     #[error("{device}: {what} is not supported: {remedy}")]
     Unsupported {

@@ -50,6 +50,7 @@
 //! # }
 //! ```
 
+mod account;
 mod buffer;
 mod cpu;
 mod error;
@@ -58,6 +59,7 @@ pub mod sanitize;
 mod stream;
 pub mod testing;
 
+pub use account::{MemoryAccount, MemoryLease};
 pub use buffer::{Buffer, BufferSpec, DType, Matrix, MatrixSpec, Place, View};
 pub use cpu::{CpuConfig, CpuDevice, open_cpu};
 pub use error::{DeviceError, Result};

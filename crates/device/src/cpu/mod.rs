@@ -1,6 +1,5 @@
 //! The CPU device: streams are in-order executors on threads, operations their reference implementations.
 
-mod account;
 mod event;
 mod exec;
 mod kernels;
@@ -18,10 +17,10 @@ mod tests;
 
 use std::sync::Arc;
 
-use account::{MemoryAccount, available_memory_bytes};
 use storage::CpuStorage;
 use stream::CpuStream;
 
+use crate::account::{MemoryAccount, available_memory_bytes};
 use crate::{
     Buffer, BufferSpec, Device, DeviceError, DeviceFacts, Matrix, MatrixSpec, Place, Result, Stream,
     StreamConfig, View,

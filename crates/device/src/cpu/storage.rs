@@ -2,7 +2,7 @@
 
 use std::cell::UnsafeCell;
 
-use super::account::MemoryLease;
+use crate::account::MemoryLease;
 use crate::{Buffer, View};
 
 /// Zeroed memory, 64-byte aligned, paid for by its lease.

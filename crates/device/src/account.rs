@@ -1,4 +1,4 @@
-//! The memory account of a CPU device: what may be allocated, what is, and how it comes back.
+//! The memory account of a device: what may be allocated, what is, and how it comes back.
 
 use std::fs;
 use std::sync::Arc;
@@ -6,16 +6,17 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::{DeviceError, Result};
 
-/// Bytes allowed and bytes in use.
+/// Bytes allowed and bytes in use. For implementors of [`crate::Device`].
 #[derive(Debug)]
-pub(crate) struct MemoryAccount {
+pub struct MemoryAccount {
     device: String,
     limit_bytes: u64,
     used_bytes: AtomicU64,
 }
 
 impl MemoryAccount {
-    pub(crate) fn new(device: String, limit_bytes: u64) -> Arc<Self> {
+    /// An account of `limit_bytes`; `device` is its name in errors.
+    pub fn new(device: String, limit_bytes: u64) -> Arc<Self> {
         Arc::new(Self {
             device,
             limit_bytes,
@@ -23,16 +24,21 @@ impl MemoryAccount {
         })
     }
 
-    pub(crate) fn limit_bytes(&self) -> u64 {
+    /// Bytes that may be taken in all.
+    pub fn limit_bytes(&self) -> u64 {
         self.limit_bytes
     }
 
-    pub(crate) fn used_bytes(&self) -> u64 {
+    /// Bytes taken now.
+    pub fn used_bytes(&self) -> u64 {
         self.used_bytes.load(Ordering::Acquire)
     }
 
-    /// Take `bytes` until the lease is dropped.
-    pub(crate) fn take(self: &Arc<Self>, what: &str, bytes: u64) -> Result<MemoryLease> {
+    /// Take `bytes` until the lease is dropped; `what` names the allocation in the error.
+    ///
+    /// # Errors
+    /// [`DeviceError::OutOfMemory`].
+    pub fn take(self: &Arc<Self>, what: &str, bytes: u64) -> Result<MemoryLease> {
         self.used_bytes
             .fetch_update(Ordering::AcqRel, Ordering::Acquire, |used| {
                 used.checked_add(bytes).filter(|&sum| sum <= self.limit_bytes)
@@ -52,7 +58,7 @@ impl MemoryAccount {
 
 /// Bytes taken from an account; they go back on drop.
 #[derive(Debug)]
-pub(crate) struct MemoryLease {
+pub struct MemoryLease {
     account: Arc<MemoryAccount>,
     bytes: u64,
 }
