@@ -71,8 +71,8 @@ fn wrong_weights_are_a_report_that_fails() {
     let reports = run(dir.path().to_str().unwrap(), &[]);
     assert_eq!(reports.len(), 1);
     assert!(!reports[0].passed());
-    assert_eq!(reports[0].first_wrong_frame, Some(0));
-    assert!(reports[0].difference("logits").unwrap().largest > TOLERANCE);
+    assert_eq!(reports[0].codes, CodesReport::WrongFrom(0));
+    assert!(reports[0].difference("logits").unwrap().value > TOLERANCE);
 }
 
 #[test]
