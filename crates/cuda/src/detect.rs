@@ -26,7 +26,7 @@ pub struct Gpu {
 /// The GPUs that the driver shows to this process; none on a machine without a driver or without a GPU.
 ///
 /// # Errors
-/// [`DeviceError::Unsupported`] when a driver is installed but does not answer.
+/// [`DeviceError::Unavailable`] when a driver is installed but does not answer.
 pub fn gpus() -> Result<Vec<Gpu>, DeviceError> {
     // SAFETY: it only tries to open the driver's library. Every call below comes after it, because cudarc panics
     // when it loads a symbol of a library that is not there.
@@ -44,9 +44,9 @@ pub fn gpus() -> Result<Vec<Gpu>, DeviceError> {
 }
 
 fn silent(what: &str, error: result::DriverError) -> DeviceError {
-    DeviceError::Unsupported {
+    DeviceError::Unavailable {
         device: "cuda".to_owned(),
-        what: format!("{what} ({error})"),
+        problem: format!("{what} failed ({error})"),
         remedy: "see whether `nvidia-smi` runs; without a GPU write `device: cpu`".to_owned(),
     }
 }

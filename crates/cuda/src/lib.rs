@@ -9,9 +9,26 @@
 //! Nothing here links against CUDA: driver and compiler are loaded when a device is opened, and a machine
 //! without them gets an error that says so.
 
+pub mod check;
+mod cache;
+mod context;
+mod cubin;
 mod detect;
+mod device;
+mod error;
+mod event;
+mod graph;
+mod kernels;
 mod launch;
 mod lower;
 mod memory;
+mod nvrtc;
+mod partition;
+mod stream;
+mod upload;
 
 pub use detect::{Gpu, gpus};
+pub use device::{CudaConfig, CudaDevice, OVERLAP_VARIABLE, Precision, SERIALIZE_VARIABLE, open_cuda};
+pub use event::TimedEvent;
+pub use memory::{GuardDamage, GuardSide};
+pub use nvrtc::NVRTC_DIR_VARIABLE;

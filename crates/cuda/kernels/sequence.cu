@@ -1,0 +1,508 @@
+// Rotary positions, the key/value cache and attention over it.
+//
+// Attention of one row and key/value head is divided into streams. With n keys before the row's own, counted from
+// the oldest visible one, stream s of S takes keys s, s + S, ... ascending; the row's own key comes first in
+// stream n % S. Streams are merged ascending. S follows from the launch's threads and cluster, which the lowering
+// takes from the cache's shape alone; so nothing depends on the rows beside this one, and a row decoded in one pass
+// (`decode_attention`) has the bits of the same row in two (`qkv_rope`, then `attention`).
+//
+// No product and sum of attention is left for the compiler to contract: its choice may differ between kernels.
+
+__device__ __forceinline__ double sine(double x) {
+    const double u = x * x;
+    double p = 1.0 / 6227020800.0;
+    p = fma(p, u, -1.0 / 39916800.0);
+    p = fma(p, u, 1.0 / 362880.0);
+    p = fma(p, u, -1.0 / 5040.0);
+    p = fma(p, u, 1.0 / 120.0);
+    p = fma(p, u, -1.0 / 6.0);
+    return fma(p * u, x, x);
+}
+
+__device__ __forceinline__ double cosine(double x) {
+    const double u = x * x;
+    double p = 1.0 / 479001600.0;
+    p = fma(p, u, -1.0 / 3628800.0);
+    p = fma(p, u, 1.0 / 40320.0);
+    p = fma(p, u, -1.0 / 720.0);
+    p = fma(p, u, 1.0 / 24.0);
+    p = fma(p, u, -0.5);
+    return fma(p, u, 1.0);
+}
+
+// Sine and cosine of the f32 angle, in f64: the library's own reduction of large angles needs local memory.
+extern "C" __global__ void __launch_bounds__(256) rope_table(const int* positions, const float* inv_freq, int rows,
+                                                              int head_dim, float* out) {
+    release_dependents();
+    dependency_wait();
+    const int half = head_dim / 2;
+    const i64 i = (i64)BLOCK_X * 256 + threadIdx.x;
+    if (i >= (i64)rows * half) return;
+    const i64 row = i / half;
+    const int c = (int)(i - row * half);
+    const double angle = (double)__fmul_rn((float)positions[row], inv_freq[c]);
+    // Quarter turns, with π/2 in two parts: |x| stays under π/4.
+    const double turns = rint(angle * 0.63661977236758134);
+    double x = fma(-turns, 1.5707963267948966, angle);
+    x = fma(-turns, 6.123233995736766e-17, x);
+    const int quarter = (int)((i64)turns & 3);
+    const double s = sine(x), k = cosine(x);
+    const double sin = quarter == 0 ? s : quarter == 1 ? k : quarter == 2 ? -s : -k;
+    const double cos = quarter == 0 ? k : quarter == 1 ? -s : quarter == 2 ? -k : s;
+    out[row * head_dim + c] = (float)cos;
+    out[row * head_dim + half + c] = (float)sin;
+}
+
+// ---- The cache. Its elements are f32 or bf16. ----
+
+__device__ __forceinline__ float widen(float x) { return x; }
+__device__ __forceinline__ float widen(bf16_t x) { return bf16_to_float(x); }
+
+__device__ __forceinline__ void narrow(float x, float& out) { out = x; }
+__device__ __forceinline__ void narrow(float x, bf16_t& out) { out = (bf16_t)pack_bf16(x, 0.0f); }
+
+__device__ __forceinline__ void load_4(const float* at, float (&value)[4]) {
+    const float4 x = *(const float4*)at;
+    value[0] = x.x, value[1] = x.y, value[2] = x.z, value[3] = x.w;
+}
+
+__device__ __forceinline__ void load_4(const bf16_t* at, float (&value)[4]) {
+    const uint2 x = *(const uint2*)at;
+    value[0] = low_bf16(x.x), value[1] = high_bf16(x.x), value[2] = low_bf16(x.y), value[3] = high_bf16(x.y);
+}
+
+// laneway_device::op::KvCache; strides and offsets in elements.
+struct Cache {
+    i64 page_stride, k_offset, v_offset, pool_len;
+    const int* table;
+    int table_len, blocks, page_size, kv_heads, head_dim, ring;
+
+    // Where a position's first head lies, less the offset of keys or values; -1 for a position that the table
+    // does not lead to, or leads out of the pool.
+    __device__ __forceinline__ i64 find(int sequence, int position) const {
+        u32 i = (u32)position;
+        if (ring) i %= (u32)blocks * (u32)page_size;
+        const u32 column = i / (u32)page_size;
+        const i64 cell = (i64)sequence * blocks + column;
+        if (column >= (u32)blocks || cell >= table_len) return -1;
+        const int block = table[cell];
+        const i64 width = (i64)kv_heads * head_dim;
+        const i64 start = block * page_stride;
+        const i64 end = start + (k_offset > v_offset ? k_offset : v_offset) + page_size * width;
+        if (block < 0 || end > pool_len) return -1;
+        return start + (i - column * (u32)page_size) * width;
+    }
+};
+
+#define CACHE_PARAMS                                                                                                  \
+    i64 page_stride, i64 k_offset, i64 v_offset, i64 pool_len, const int *table, int table_len, int blocks,           \
+        int page_size, int kv_heads, int head_dim, int ring
+#define CACHE                                                                                                         \
+    Cache { page_stride, k_offset, v_offset, pool_len, table, table_len, blocks, page_size, kv_heads, head_dim, ring }
+
+// One warp norms (where there is a weight) and rotates a head of up to 256 values; emit(c, value) takes them.
+template <typename Emit>
+__device__ __forceinline__ void norm_and_rotate(const float* x, const float* weight, float eps, const float* cos_sin,
+                                                int dim, Emit emit) {
+    const int lane = threadIdx.x & 31, half = dim / 2;
+    float low[4], high[4], sum = 0.0f;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        const int c = lane + 32 * i;
+        low[i] = c < half ? x[c] : 0.0f;
+        high[i] = c < half ? x[half + c] : 0.0f;
+        sum = fmaf(low[i], low[i], sum);
+        sum = fmaf(high[i], high[i], sum);
+    }
+    float inverse = 1.0f;
+    if (weight) inverse = 1.0f / sqrtf(__fadd_rn(__fdiv_rn(warp_sum(sum), (float)dim), eps));
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        const int c = lane + 32 * i;
+        if (c >= half) continue;
+        float a = low[i], b = high[i];
+        if (weight) {
+            a = normalized(a, inverse, weight[c]);
+            b = normalized(b, inverse, weight[half + c]);
+        }
+        const float cos = cos_sin[c], sin = cos_sin[half + c];
+        emit(c, __fsub_rn(__fmul_rn(a, cos), __fmul_rn(b, sin)));
+        emit(half + c, __fadd_rn(__fmul_rn(b, cos), __fmul_rn(a, sin)));
+    }
+}
+
+// A warp for each head of [q | k | v] of each row.
+template <typename KV>
+__device__ __forceinline__ void qkv_rope_body(const float* qkv, int rows, int heads, const float* q_norm,
+                                              const float* k_norm, float eps, const float* cos_sin,
+                                              const int* sequences, const int* positions, KV* pool, const Cache cache,
+                                              float* q_out) {
+    release_dependents();
+    dependency_wait();
+    const int lane = threadIdx.x & 31, dim = cache.head_dim, kv_heads = cache.kv_heads;
+    const int heads_in_row = heads + 2 * kv_heads;
+    const i64 unit = (i64)BLOCK_X * 8 + (threadIdx.x >> 5);
+    const i64 row = unit / heads_in_row;
+    if (row >= rows) return;
+    const int head = (int)(unit - row * heads_in_row);
+    const int sequence = sequences[row], position = positions[row];
+    const bool padding = sequence < 0 || position < 0;
+    const float* x = qkv + unit * dim;
+    const float* angles = cos_sin + row * dim;
+    if (head < heads) {
+        float* q = q_out + (row * heads + head) * dim;
+        if (padding) {
+            for (int c = lane; c < dim; c += 32) q[c] = 0.0f;
+        } else {
+            norm_and_rotate(x, q_norm, eps, angles, dim, [q](int c, float value) { q[c] = value; });
+        }
+        return;
+    }
+    const i64 at = padding ? -1 : cache.find(sequence, position);
+    if (at < 0) return;
+    if (head < heads + kv_heads) {
+        KV* k = pool + at + cache.k_offset + (head - heads) * dim;
+        norm_and_rotate(x, k_norm, eps, angles, dim, [k](int c, float value) { narrow(value, k[c]); });
+    } else {
+        KV* v = pool + at + cache.v_offset + (head - heads - kv_heads) * dim;
+        for (int c = lane; c < dim; c += 32) narrow(x[c], v[c]);
+    }
+}
+
+#define QKV_ROPE(name, KV)                                                                                            \
+    extern "C" __global__ void __launch_bounds__(256) name(                                                          \
+        const float* qkv, int rows, int heads, const float* q_norm, const float* k_norm, float eps,                   \
+        const float* cos_sin, const int* sequences, const int* positions, KV* pool, CACHE_PARAMS, float* q_out) {     \
+        qkv_rope_body<KV>(qkv, rows, heads, q_norm, k_norm, eps, cos_sin, sequences, positions, pool, CACHE, q_out);  \
+    }
+
+QKV_ROPE(qkv_rope_f32, float)
+QKV_ROPE(qkv_rope_bf16, bf16_t)
+
+// ---- Attention ----
+
+// How a warp holds heads. `LANES` lanes hold one, so that a load brings 32 / LANES of them; a lane has PER values.
+template <int DIM>
+struct Heads {
+    static constexpr int LANES = DIM / 4, PER = 4, BATCH = 4;
+    static __device__ __forceinline__ int dim(int) { return DIM; }
+    static __device__ __forceinline__ int at(int lane, int e) { return lane % LANES * 4 + e; }
+    template <typename KV>
+    static __device__ __forceinline__ void load(const KV* head, int lane, int, float (&value)[PER]) {
+        load_4(head + at(lane, 0), value);
+    }
+};
+
+// Any width up to 256, at any alignment.
+template <>
+struct Heads<0> {
+    static constexpr int LANES = 32, PER = 8, BATCH = 2;
+    static __device__ __forceinline__ int dim(int head_dim) { return head_dim; }
+    static __device__ __forceinline__ int at(int lane, int e) { return lane + 32 * e; }
+    template <typename KV>
+    static __device__ __forceinline__ void load(const KV* head, int lane, int dim, float (&value)[PER]) {
+#pragma unroll
+        for (int e = 0; e < PER; ++e) value[e] = at(lane, e) < dim ? widen(head[at(lane, e)]) : 0.0f;
+    }
+};
+
+// q · k over the lanes of a head; all of them get it.
+template <int LANES, int PER>
+__device__ __forceinline__ float dot(const float (&q)[PER], const float (&k)[PER]) {
+    float sum = 0.0f;
+#pragma unroll
+    for (int e = 0; e < PER; ++e) sum = fmaf(q[e], k[e], sum);
+#pragma unroll
+    for (int offset = LANES / 2; offset > 0; offset >>= 1) {
+        sum = __fadd_rn(sum, __shfl_xor_sync(0xffffffffu, sum, offset));
+    }
+    return sum;
+}
+
+#define NONE __int_as_float(0xff800000)  // -inf: the score of no key
+
+__device__ __forceinline__ void cluster_barrier() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
+#endif
+}
+
+// A float of the cluster's block `rank` that lies where `x` lies in this block's shared memory.
+__device__ __forceinline__ float load_from_block(const float* x, int rank) {
+#if __CUDA_ARCH__ >= 900
+    const u32 here = (u32)__cvta_generic_to_shared(x);
+    u32 there;
+    float value;
+    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(here), "r"(rank));
+    asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(value) : "r"(there) : "memory");
+    return value;
+#else
+    return *x;  // Without clusters the only block is this one.
+#endif
+}
+
+// Operands that only the pass which also norms, rotates and stores has.
+struct Projections {
+    const float *qkv, *q_norm, *k_norm;
+    float eps;
+    const float* cos_sin;
+};
+
+// Blocks: for each row, for each G query heads that share a key/value head, `cluster` blocks that divide the streams.
+// `window` 0: all keys are visible. `q` is used when `FUSED` is not, `from` when it is.
+template <typename KV, int DIM, int G, bool FUSED>
+__device__ __forceinline__ void attend(const float* q, const Projections from, int heads, const int* sequences,
+                                       const int* positions, KV* pool, const Cache cache, int window, int cluster,
+                                       float* out) {
+    using H = Heads<DIM>;
+    constexpr int LANES = H::LANES, PER = H::PER, BATCH = H::BATCH, SIDE = 32 / LANES;
+    extern __shared__ float shared[];
+    release_dependents();
+    dependency_wait();
+    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, warps = blockDim.x >> 5;
+    const int dim = H::dim(cache.head_dim);
+    const int blocks_in_row = heads / G * cluster;
+    const int row = BLOCK_X / blocks_in_row;
+    const int part = BLOCK_X % blocks_in_row % cluster;
+    const int head = BLOCK_X % blocks_in_row / cluster * G;
+    const int group = heads / cache.kv_heads;
+    const int kv_head = head / group;
+    float* row_out = out + ((i64)row * heads + head) * dim;
+
+    const int sequence = sequences[row], position = positions[row];
+    if (sequence < 0 || position < 0) {
+        for (int i = part * blockDim.x + threadIdx.x; i < G * dim; i += cluster * blockDim.x) row_out[i] = 0.0f;
+        return;
+    }
+
+    // Shared memory: each stream's sum of values, greatest score and sum of weights; the row's own heads.
+    const int block_streams = warps * SIDE, streams = block_streams * cluster;
+    float* stream_values = shared;
+    float* stream_max = stream_values + block_streams * G * dim;
+    float* stream_sum = stream_max + block_streams * G;
+    float* own_q = stream_sum + block_streams * G;
+    float* own_k = own_q + G * dim;
+    float* own_v = own_k + dim;
+
+    const int first = window > 0 && position >= window ? position - window + 1 : 0;
+    const int before = position - first;
+    const int local = warp * SIDE + lane / LANES;
+    const int warp_stream = part * block_streams + warp * SIDE;
+    const int stream = warp_stream + lane / LANES;
+    // Keys of the warp's first stream; the others have as many or one less.
+    const int count = before > warp_stream ? (before - warp_stream + streams - 1) / streams : 0;
+    const i64 k_head = cache.k_offset + kv_head * dim, v_head = cache.v_offset + kv_head * dim;
+
+    // Lane b * SIDE + s finds the warp's b-th key from `t` on of its stream s.
+    auto find_batch = [&](int t) -> i64 {
+        const int key = warp_stream + lane % SIDE + (t + lane / SIDE) * streams;
+        return lane < BATCH * SIDE && key < before ? cache.find(sequence, first + key) : -1;
+    };
+    float k[BATCH][PER], v[BATCH][PER];
+    bool visible[BATCH];
+    auto load_batch = [&](float (&head)[BATCH][PER], i64 found, i64 offset) {
+#pragma unroll
+        for (int b = 0; b < BATCH; ++b) {
+            const i64 at = __shfl_sync(0xffffffffu, found, b * SIDE + lane / LANES);
+#pragma unroll
+            for (int e = 0; e < PER; ++e) head[b][e] = 0.0f;
+            if (at >= 0) H::load(pool + at + offset, lane, dim, head[b]);
+        }
+    };
+    auto mark_batch = [&](i64 found) {
+#pragma unroll
+        for (int b = 0; b < BATCH; ++b) {
+            visible[b] = __shfl_sync(0xffffffffu, found, b * SIDE + lane / LANES) >= 0;
+        }
+    };
+    i64 found = find_batch(0);
+    mark_batch(found);
+    load_batch(k, found, k_head);
+    load_batch(v, found, v_head);
+    i64 next = find_batch(BATCH);
+
+    // The row's own heads, beside the first keys on their way.
+    const i64 own = cache.find(sequence, position);
+    if constexpr (FUSED) {
+        const float* x = from.qkv + (i64)row * (heads + 2 * cache.kv_heads) * dim;
+        const float* angles = from.cos_sin + (i64)row * dim;
+        const bool store = part == 0 && head % group == 0 && own >= 0;
+        for (int task = warp; task < G + 2; task += warps) {
+            if (task < G) {
+                float* to = own_q + task * dim;
+                norm_and_rotate(x + (head + task) * dim, from.q_norm, from.eps, angles, dim,
+                                [to](int c, float value) { to[c] = value; });
+            } else if (task == G) {
+                norm_and_rotate(x + (heads + kv_head) * dim, from.k_norm, from.eps, angles, dim,
+                                [=](int c, float value) {
+                                    KV stored;
+                                    narrow(value, stored);
+                                    own_k[c] = widen(stored);
+                                    if (store) pool[own + k_head + c] = stored;
+                                });
+            } else {
+                const float* values = x + (heads + cache.kv_heads + kv_head) * dim;
+                for (int c = lane; c < dim; c += 32) {
+                    KV stored;
+                    narrow(values[c], stored);
+                    own_v[c] = widen(stored);
+                    if (store) pool[own + v_head + c] = stored;
+                }
+            }
+        }
+        __syncthreads();
+    }
+    float query[G][PER];
+#pragma unroll
+    for (int g = 0; g < G; ++g) {
+        const float* from_q = FUSED ? own_q + g * dim : q + ((i64)row * heads + head + g) * dim;
+#pragma unroll
+        for (int e = 0; e < PER; ++e) {
+            query[g][e] = DIM != 0 || H::at(lane, e) < dim ? from_q[H::at(lane, e)] : 0.0f;
+        }
+    }
+
+    // Scores are in units of log2, so that a weight is one exp2.
+    const float scale = __fdiv_rn(1.4426950408889634f, sqrtf((float)dim));
+    float most[G], sum[G], value[G][PER];
+#pragma unroll
+    for (int g = 0; g < G; ++g) {
+        most[g] = NONE, sum[g] = 0.0f;
+#pragma unroll
+        for (int e = 0; e < PER; ++e) value[g][e] = 0.0f;
+    }
+    const int own_stream = before % streams;
+    if (own >= 0 && own_stream >= warp_stream && own_stream < warp_stream + SIDE) {
+        float key[PER], val[PER];
+        if constexpr (FUSED) {
+#pragma unroll
+            for (int e = 0; e < PER; ++e) {
+                const bool in = DIM != 0 || H::at(lane, e) < dim;
+                key[e] = in ? own_k[H::at(lane, e)] : 0.0f;
+                val[e] = in ? own_v[H::at(lane, e)] : 0.0f;
+            }
+        } else {
+            H::load(pool + own + k_head, lane, dim, key);
+            H::load(pool + own + v_head, lane, dim, val);
+        }
+        const bool mine = stream == own_stream;
+#pragma unroll
+        for (int g = 0; g < G; ++g) {
+            const float score = __fmul_rn(dot<LANES, PER>(query[g], key), scale);
+            if (mine) {
+                most[g] = score, sum[g] = 1.0f;
+#pragma unroll
+                for (int e = 0; e < PER; ++e) value[g][e] = val[e];
+            }
+        }
+    }
+
+    for (int t = 0; t < count; t += BATCH) {
+        float score[BATCH][G];
+#pragma unroll
+        for (int b = 0; b < BATCH; ++b) {
+#pragma unroll
+            for (int g = 0; g < G; ++g) {
+                const float product = __fmul_rn(dot<LANES, PER>(query[g], k[b]), scale);
+                score[b][g] = visible[b] ? product : NONE;
+            }
+        }
+        const bool more = t + BATCH < count;
+        if (more) {
+            mark_batch(next);
+            load_batch(k, next, k_head);
+        }
+#pragma unroll
+        for (int g = 0; g < G; ++g) {
+            float top = most[g];
+#pragma unroll
+            for (int b = 0; b < BATCH; ++b) top = fmaxf(top, score[b][g]);
+            const float base = top == NONE ? 0.0f : top;
+            const float shrink = exp2f(__fsub_rn(most[g], base));
+            most[g] = top;
+            sum[g] = __fmul_rn(sum[g], shrink);
+#pragma unroll
+            for (int e = 0; e < PER; ++e) value[g][e] = __fmul_rn(value[g][e], shrink);
+#pragma unroll
+            for (int b = 0; b < BATCH; ++b) {
+                const float weight = exp2f(__fsub_rn(score[b][g], base));
+                sum[g] = __fadd_rn(sum[g], weight);
+#pragma unroll
+                for (int e = 0; e < PER; ++e) value[g][e] = fmaf(weight, v[b][e], value[g][e]);
+            }
+        }
+        if (more) {
+            load_batch(v, next, v_head);
+            next = find_batch(t + 2 * BATCH);
+        }
+    }
+
+#pragma unroll
+    for (int g = 0; g < G; ++g) {
+#pragma unroll
+        for (int e = 0; e < PER; ++e) {
+            if (DIM != 0 || H::at(lane, e) < dim) stream_values[(local * G + g) * dim + H::at(lane, e)] = value[g][e];
+        }
+        if (lane % LANES == 0) {
+            stream_max[local * G + g] = most[g];
+            stream_sum[local * G + g] = sum[g];
+        }
+    }
+    if (cluster > 1) {
+        cluster_barrier();
+    } else {
+        __syncthreads();
+    }
+
+    // Streams past the last key are empty.
+    const int used = before + 1 < streams ? before + 1 : streams;
+    for (int i = part * blockDim.x + threadIdx.x; i < G * dim; i += cluster * blockDim.x) {
+        const int g = i / dim;
+        auto each = [&](const float* array, int width, int column, int s) {
+            const int rank = s / block_streams;
+            const float* here = array + (s - rank * block_streams) * width + column;
+            if (cluster == 1) return *here;
+#ifdef SHUFFLE_BLOCKS
+            return load_from_block(here, cluster - 1 - rank);
+#else
+            return load_from_block(here, rank);
+#endif
+        };
+        float top = NONE;
+        for (int s = 0; s < used; ++s) top = fmaxf(top, each(stream_max, G, g, s));
+        float total = 0.0f, result = 0.0f;
+        if (top != NONE) {
+            for (int s = 0; s < used; ++s) {
+                const float weight = exp2f(__fsub_rn(each(stream_max, G, g, s), top));
+                total = fmaf(each(stream_sum, G, g, s), weight, total);
+                result = fmaf(each(stream_values, G * dim, i, s), weight, result);
+            }
+            result = __fdiv_rn(result, total);
+        }
+        row_out[i] = result;
+    }
+    // No block leaves while another reads from it.
+    if (cluster > 1) cluster_barrier();
+}
+
+#define ATTENTION(suffix, KV, DIM, G)                                                                                 \
+    extern "C" __global__ void __launch_bounds__(512) attention_##suffix(                                            \
+        const float* q, int heads, const int* sequences, const int* positions, KV* pool, CACHE_PARAMS, int window,    \
+        int cluster, float* out) {                                                                                    \
+        attend<KV, DIM, G, false>(q, Projections{}, heads, sequences, positions, pool, CACHE, window, cluster, out);  \
+    }                                                                                                                 \
+    extern "C" __global__ void __launch_bounds__(512) decode_attention_##suffix(                                     \
+        const float* qkv, int heads, const float* q_norm, const float* k_norm, float eps, const float* cos_sin,       \
+        const int* sequences, const int* positions, KV* pool, CACHE_PARAMS, int window, int cluster, float* out) {    \
+        attend<KV, DIM, G, true>(nullptr, Projections{qkv, q_norm, k_norm, eps, cos_sin}, heads, sequences,           \
+                                 positions, pool, CACHE, window, cluster, out);                                       \
+    }
+
+ATTENTION(f32_128_2, float, 128, 2)
+ATTENTION(f32_128_1, float, 128, 1)
+ATTENTION(f32_64_1, float, 64, 1)
+ATTENTION(f32_any, float, 0, 1)
+ATTENTION(bf16_128_2, bf16_t, 128, 2)
+ATTENTION(bf16_128_1, bf16_t, 128, 1)
+ATTENTION(bf16_64_1, bf16_t, 64, 1)
+ATTENTION(bf16_any, bf16_t, 0, 1)
