@@ -1,17 +1,12 @@
 //! Devices by kind: what the machine has, and opening one.
 
-use std::path::PathBuf;
 use std::sync::Arc;
 
 use anyhow::Context as _;
 use laneway_cuda::{CudaConfig, open_cuda};
-use laneway_device::{CpuConfig, Device, open_cpu};
+use laneway_device::{CpuConfig, Device, DeviceError, open_cpu};
 use laneway_plan::deployment::{DeviceKind, Precision};
 use laneway_plan::{DeviceInventory, DeviceSpec};
-
-/// Directory of compiled kernels; `$XDG_CACHE_HOME/laneway/kernels` or `~/.cache/laneway/kernels` without it.
-/// Empty: none, and every start compiles them.
-pub const KERNEL_CACHE_VARIABLE: &str = "LANEWAY_KERNEL_CACHE";
 
 /// The devices that a worker can open here: the CPU, and each GPU that the driver shows.
 ///
@@ -48,60 +43,29 @@ pub fn open(kind: DeviceKind, index: u32, precision: Precision) -> anyhow::Resul
             anyhow::bail!("open the CPU device: it computes in f32 only; write f32, or choose a GPU")
         }
         (DeviceKind::Cuda, precision) => open_cuda(CudaConfig {
-            ordinal: index,
+            ordinal: index as usize,
             precision: match precision {
                 Precision::Bf16 => laneway_cuda::Precision::Bf16,
                 Precision::F32 => laneway_cuda::Precision::F32,
             },
             memory_bytes: None,
-            kernel_cache: kernel_cache(|variable| std::env::var(variable).ok()),
+            kernel_cache: None,
             shuffle_blocks: false,
             guard: false,
         })
-        .with_context(|| {
-            format!("open {name}: without an NVIDIA GPU and its driver write `device: cpu` (`--device cpu`)")
+        .map_err(|error| {
+            let elsewhere = match error {
+                DeviceError::Unavailable { .. } => "; `device: cpu` (`--device cpu`) needs no GPU",
+                _ => "",
+            };
+            anyhow::Error::new(error).context(format!("open {name}{elsewhere}"))
         }),
     }
-}
-
-/// Where compiled kernels are kept, by these environment variables.
-fn kernel_cache(variable: impl Fn(&str) -> Option<String>) -> Option<PathBuf> {
-    if let Some(directory) = variable(KERNEL_CACHE_VARIABLE) {
-        return Some(PathBuf::from(directory)).filter(|directory| !directory.as_os_str().is_empty());
-    }
-    let absolute = |variable: Option<String>| variable.map(PathBuf::from).filter(|path| path.is_absolute());
-    let cache = absolute(variable("XDG_CACHE_HOME"))
-        .or_else(|| absolute(variable("HOME")).map(|home| home.join(".cache")))?;
-    Some(cache.join("laneway/kernels"))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn cache(variables: &[(&str, &str)]) -> Option<PathBuf> {
-        kernel_cache(|name| {
-            let found = variables.iter().find(|(variable, _)| *variable == name)?;
-            Some(found.1.to_owned())
-        })
-    }
-
-    #[test]
-    fn compiled_kernels_are_kept_where_the_user_keeps_caches() {
-        assert_eq!(
-            cache(&[("HOME", "/home/a")]),
-            Some("/home/a/.cache/laneway/kernels".into())
-        );
-        assert_eq!(
-            cache(&[("HOME", "/home/a"), ("XDG_CACHE_HOME", "/cache")]),
-            Some("/cache/laneway/kernels".into())
-        );
-        let own = |directory| cache(&[("HOME", "/home/a"), (KERNEL_CACHE_VARIABLE, directory)]);
-        assert_eq!(own("/kernels"), Some("/kernels".into()));
-        assert_eq!(own(""), None);
-        assert_eq!(cache(&[("XDG_CACHE_HOME", "relative")]), None);
-        assert_eq!(cache(&[]), None);
-    }
 
     #[test]
     fn a_device_that_cannot_be_opened_says_what_to_write_instead() {
