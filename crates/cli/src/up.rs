@@ -9,7 +9,8 @@ use anyhow::Context as _;
 use clap::{Args, ValueEnum};
 use laneway_engine_manager::EngineManager;
 use laneway_gateway::{Config, DiscoveryConfig, Shutdown};
-use laneway_worker::engine_backend::{EngineBackend, local_devices};
+use laneway_worker::device::local_devices;
+use laneway_worker::engine_backend::EngineBackend;
 use laneway_worker::{RegisterError, WorkerConfig, WorkerServer};
 use tokio_util::sync::CancellationToken;
 

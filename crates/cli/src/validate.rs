@@ -41,7 +41,7 @@ fn assumed(text: &str) -> anyhow::Result<DeviceInventory> {
             .with_context(|| format!("read --assume: `{text}` is not a whole number"))
     };
     match text.split_once(':') {
-        None if text == "local" => laneway_worker::engine_backend::local_devices(),
+        None if text == "local" => laneway_worker::device::local_devices(),
         Some(("cpu", gib)) => Ok(DeviceInventory::cpu(u64::from(number(gib)?) << 30)),
         Some(("h200", count)) => Ok(DeviceInventory::h200(number(count)?)),
         _ => anyhow::bail!("read --assume: `{text}` is none of local, cpu:<GiB>, h200:<count>"),

@@ -13,7 +13,7 @@ pub mod qwen3_tts;
 use std::path::PathBuf;
 
 use laneway_plan::declaration::ModelDeclaration;
-use laneway_plan::deployment::{DeviceKind, ModelConfig};
+use laneway_plan::deployment::{DeviceKind, ModelConfig, Precision};
 
 pub use facts::{ModelFacts, ModelKind, Voice};
 pub use load::{Validated, load_deployment};
@@ -24,8 +24,10 @@ pub const MODELS: &[&str] = &[qwen3_tts::MODEL];
 /// What the bytes of a declaration depend on.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Sizing {
-    /// Decides how wide weights and state are: 4 bytes on the CPU, 2 on a GPU.
+    /// Decides how workspaces are cut.
     pub device: DeviceKind,
+    /// Decides how wide weights are.
+    pub precision: Precision,
     /// Positions of a page of the Talker's cache.
     pub page_size: u32,
     /// Most packed tokens of a prefill step.

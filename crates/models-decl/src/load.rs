@@ -51,6 +51,7 @@ fn declare_loaded(loaded: &mut Loaded) -> Option<Declared> {
     let config = config_of(loaded)?;
     let sizing = Sizing {
         device: loaded.device()?,
+        precision: loaded.precision()?,
         page_size: loaded.page_size(qwen3_tts::TALKER_KV),
         max_prefill_tokens: loaded.max_prefill_tokens(),
     };

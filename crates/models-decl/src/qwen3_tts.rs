@@ -125,14 +125,14 @@ fn declaration(configs: &Configs, sizing: &Sizing) -> ModelDeclaration {
 
 fn nodes(configs: &Configs, sizing: &Sizing, clones: bool) -> Vec<NodeDecl> {
     let parameters = Parameters::of(configs);
-    let element_bytes = element_bytes(sizing.device);
+    let weight_bytes = sizing.precision.weight_bytes();
     let node = |name: &str, resources: &[&str], parameters: u64, workspace_bytes: u64| NodeDecl {
         name: name.to_owned(),
         parallel_ranks: 1,
         stop_check: false,
         output_spans: false,
         resources: names(resources),
-        weight_bytes: parameters * element_bytes,
+        weight_bytes: parameters * weight_bytes,
         workspace_bytes,
         workspace_bytes_per_row: 0,
     };
@@ -207,8 +207,8 @@ fn resources(configs: &Configs, sizing: &Sizing) -> Vec<ResourceDecl> {
         // Entries past a row's length are never read.
         zero_on_release: false,
         report: ResourceReport {
-            bytes_per_slot: state::talker_page_elements(configs, sizing.page_size)
-                * element_bytes(sizing.device),
+            // Pools are arrays of f32, whatever the weights are kept in.
+            bytes_per_slot: state::talker_page_elements(configs, sizing.page_size) * state::WORD_BYTES,
             ..ResourceReport::default()
         },
     };
@@ -223,14 +223,6 @@ fn resources(configs: &Configs, sizing: &Sizing) -> Vec<ResourceDecl> {
             codec_state_words(&configs.speech.decoder_config, MAX_WINDOW),
         ),
     ]
-}
-
-/// Bytes of a weight and of an entry of the Talker's cache: f32 on the CPU, bf16 on a GPU.
-fn element_bytes(device: DeviceKind) -> u64 {
-    match device {
-        DeviceKind::Cpu => 4,
-        DeviceKind::Cuda => 2,
-    }
 }
 
 fn facts(configs: &Configs) -> ModelFacts {

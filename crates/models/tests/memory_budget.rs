@@ -32,6 +32,7 @@ fn check(yaml: &str) {
     let plan = WorkerPlan::for_rank(&deployment, &declaration, 0).expect("the deployment has rank 0");
     let sizing = Sizing {
         device: plan.device,
+        precision: plan.precision,
         page_size: plan.resources[0].page_size,
         max_prefill_tokens: plan.max_prefill_tokens,
     };

@@ -86,6 +86,7 @@ impl Loaded {
             ));
         }
 
+        self.check_precision(raw);
         let file_inventory = self.inventory(raw);
         let inventory = file_inventory.as_ref().or(inventory);
         let groups = self.groups(raw);
@@ -105,6 +106,7 @@ impl Loaded {
             weights: self.weights()?,
             model_config: self.model_config(),
             device: raw.device?,
+            precision: raw.precision.unwrap_or(raw.device?.default_precision()),
             max_seq_len: raw.max_seq_len.get(),
             nodes,
             lanes,

@@ -22,6 +22,8 @@ pub struct Deployment {
     pub model_config: Option<ModelConfig>,
     /// What the workers run on.
     pub device: DeviceKind,
+    /// What weights are kept and products are taken in.
+    pub precision: Precision,
     /// Longest sequence in positions.
     pub max_seq_len: u32,
     /// Every node of the model, in declaration order.
@@ -174,6 +176,51 @@ impl DeviceKind {
         match self {
             DeviceKind::Cpu => "cpu".to_owned(),
             DeviceKind::Cuda => format!("cuda:{index}"),
+        }
+    }
+
+    /// What it computes in, the default first.
+    pub fn precisions(self) -> &'static [Precision] {
+        match self {
+            DeviceKind::Cpu => &[Precision::F32],
+            DeviceKind::Cuda => &[Precision::Bf16, Precision::F32],
+        }
+    }
+
+    /// What it computes in unless a deployment says otherwise.
+    pub fn default_precision(self) -> Precision {
+        match self {
+            DeviceKind::Cpu => Precision::F32,
+            DeviceKind::Cuda => Precision::Bf16,
+        }
+    }
+}
+
+/// What the weight matrices are kept in, and so what products are taken in. Everything between products is f32
+/// either way.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Precision {
+    /// bf16 operands, sums in f32: what the released weights are stored in.
+    Bf16,
+    /// f32 operands (no TF32): for comparing numbers.
+    F32,
+}
+
+impl Precision {
+    /// Bytes of an entry of a weight matrix.
+    pub fn weight_bytes(self) -> u64 {
+        match self {
+            Precision::Bf16 => 2,
+            Precision::F32 => 4,
+        }
+    }
+
+    /// As a configuration writes it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Precision::Bf16 => "bf16",
+            Precision::F32 => "f32",
         }
     }
 }

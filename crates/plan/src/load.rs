@@ -14,7 +14,7 @@ mod yaml;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-use crate::deployment::{DeviceKind, ModelConfig, Weights};
+use crate::deployment::{DeviceKind, ModelConfig, Precision, Weights};
 use crate::raw::{RawDeployment, defaults};
 use crate::violation::{Location, Reason, Violation};
 use de::Misfit;
@@ -194,6 +194,12 @@ impl Loaded {
     /// Kind of device, when the file has one.
     pub fn device(&self) -> Option<DeviceKind> {
         self.raw.as_ref()?.device
+    }
+
+    /// What weights are kept and products are taken in, when the file names a device.
+    pub fn precision(&self) -> Option<Precision> {
+        let raw = self.raw.as_ref()?;
+        Some(raw.precision.unwrap_or(raw.device?.default_precision()))
     }
 
     /// Longest sequence in positions.

@@ -12,7 +12,7 @@ use std::time::Duration;
 use serde::Deserialize;
 use serde::de::{self, Deserializer, Visitor};
 
-use crate::deployment::{DeviceKind, MpsMode, Priority, Weights};
+use crate::deployment::{DeviceKind, MpsMode, Precision, Priority, Weights};
 
 /// Values of the keys that a file may leave out.
 pub mod defaults {
@@ -54,6 +54,8 @@ pub struct RawDeployment {
     pub model_config: Option<String>,
     /// `cpu` or `cuda`.
     pub device: Option<DeviceKind>,
+    /// `bf16` or `f32`; the device's own where it is left out.
+    pub precision: Option<Precision>,
     /// Longest sequence in positions.
     pub max_seq_len: NonZeroU32,
     /// Which nodes run where.

@@ -109,6 +109,8 @@ reasons! {
     RankSkips = "RANK_SKIPS",
     /// A rank that no node group uses.
     UnknownRank = "UNKNOWN_RANK",
+    /// A precision that the device does not compute in.
+    PrecisionUnsupported = "PRECISION_UNSUPPORTED",
     /// A device that the machine does not have.
     DeviceMissing = "DEVICE_MISSING",
     /// Two workers on one device, and nothing said about MPS.

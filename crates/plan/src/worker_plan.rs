@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use crate::budget;
 use crate::declaration::{ChunkPolicy, ModelDeclaration, WalkDecl};
-use crate::deployment::{Deployment, DeviceKind, ModelConfig, Placement, Priority, Weights};
+use crate::deployment::{Deployment, DeviceKind, ModelConfig, Placement, Precision, Priority, Weights};
 
 /// One worker's plan.
 #[derive(Debug, Clone, PartialEq)]
@@ -23,6 +23,8 @@ pub struct WorkerPlan {
     pub model_config: Option<ModelConfig>,
     /// Kind of its device.
     pub device: DeviceKind,
+    /// What weights are kept and products are taken in.
+    pub precision: Precision,
     /// Index of its device.
     pub device_index: u32,
     /// Share of the device's threads under MPS, 1 to 100.
@@ -81,6 +83,7 @@ impl WorkerPlan {
             weights: deployment.weights.clone(),
             model_config: deployment.model_config.clone(),
             device: deployment.device,
+            precision: deployment.precision,
             device_index: spec.device,
             active_thread_percentage: spec.active_thread_percentage,
             max_seq_len: deployment.max_seq_len,

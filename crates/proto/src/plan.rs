@@ -4,7 +4,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use laneway_plan::declaration::ChunkPolicy;
-use laneway_plan::deployment::{DeviceKind, ModelConfig, Placement, Priority, Weights};
+use laneway_plan::deployment::{DeviceKind, ModelConfig, Placement, Precision, Priority, Weights};
 use laneway_plan::worker_plan::{
     Direction, EdgeKind, LanePlan, NodePlan, RemoteEdge, ResourcePlan, WorkerPlan,
 };
@@ -38,6 +38,10 @@ impl From<&WorkerPlan> for v1::WorkerPlan {
             DeviceKind::Cpu => v1::DeviceKind::Cpu,
             DeviceKind::Cuda => v1::DeviceKind::Cuda,
         };
+        let precision = match plan.precision {
+            Precision::Bf16 => v1::Precision::Bf16,
+            Precision::F32 => v1::Precision::F32,
+        };
         let chunk = |(edge, policy): (&String, &ChunkPolicy)| (edge.clone(), policy.into());
         v1::WorkerPlan {
             rank: plan.rank,
@@ -66,6 +70,7 @@ impl From<&WorkerPlan> for v1::WorkerPlan {
             max_text_chars: plan.max_text_chars,
             stall_timeout_ms: plan.stall_timeout.as_millis() as u64,
             drain_timeout_ms: plan.drain_timeout.as_millis() as u64,
+            precision: precision.into(),
         }
     }
 }
@@ -78,6 +83,11 @@ impl TryFrom<v1::WorkerPlan> for WorkerPlan {
             v1::DeviceKind::Cpu => DeviceKind::Cpu,
             v1::DeviceKind::Cuda => DeviceKind::Cuda,
             v1::DeviceKind::Unspecified => return Err(unspecified("device")),
+        };
+        let precision = match plan.precision() {
+            v1::Precision::Bf16 => Precision::Bf16,
+            v1::Precision::F32 => Precision::F32,
+            v1::Precision::Unspecified => return Err(unspecified("precision")),
         };
         let weights = Weights::from_str(&plan.weights).map_err(|message| PlanDecodeError {
             field: "weights",
@@ -93,6 +103,7 @@ impl TryFrom<v1::WorkerPlan> for WorkerPlan {
             weights,
             model_config,
             device,
+            precision,
             device_index: plan.device_index,
             active_thread_percentage: plan.active_thread_percentage,
             max_seq_len: plan.max_seq_len,

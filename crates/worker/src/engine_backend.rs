@@ -5,7 +5,6 @@ use std::time::Instant;
 
 use anyhow::Context as _;
 use futures::stream;
-use laneway_device::{CpuConfig, open_cpu};
 use laneway_engine::node::{FinishReason, Payload, RowError};
 use laneway_engine::{
     Engine, EngineConfig, EngineHandle, EngineStats, Health, OutputEvent, PushError, RequestStream,
@@ -16,9 +15,9 @@ use laneway_models::qwen3_tts::prompt::TextLayout as PromptLayout;
 use laneway_models::qwen3_tts::reference::{CODES_PER_FRAME, ReferenceClip as Clip};
 use laneway_models::qwen3_tts::request::{CloneInput, SamplingInput, SpeechInput, TtsRequest};
 use laneway_models_decl::{ModelFacts, ModelKind, Sizing, declare, qwen3_tts};
-use laneway_plan::deployment::{DeviceKind, ModelConfig, Weights};
+use laneway_plan::WorkerPlan;
+use laneway_plan::deployment::{ModelConfig, Weights};
 use laneway_plan::worker_plan::EdgeKind;
-use laneway_plan::{DeviceInventory, WorkerPlan};
 use laneway_proto::v1;
 use tokio::sync::watch;
 
@@ -29,15 +28,6 @@ const MAX_INSTRUCT_CHARS: u32 = 1000;
 
 /// Longest reference clip.
 const MAX_REFERENCE_MS: u32 = 30_000;
-
-/// The devices that a worker of this build can open here.
-///
-/// # Errors
-/// The machine does not say what memory it has.
-pub fn local_devices() -> anyhow::Result<DeviceInventory> {
-    let device = open_cpu(CpuConfig { memory_bytes: None }).context("open the CPU device")?;
-    Ok(DeviceInventory::cpu(device.facts().memory_bytes))
-}
 
 /// A model, loaded and warm.
 #[derive(Debug)]
@@ -57,11 +47,6 @@ impl EngineBackend {
     /// # Errors
     /// The plan asks for what this build cannot do, or whatever keeps device, model or engine from starting.
     pub fn start(plan: &WorkerPlan) -> anyhow::Result<Self> {
-        anyhow::ensure!(
-            plan.device == DeviceKind::Cpu,
-            "rank {} asks for a CUDA device, which this build has no driver for: write `device: cpu`",
-            plan.rank
-        );
         let reference_leaves = plan
             .remote_edges
             .iter()
@@ -74,7 +59,8 @@ impl EngineBackend {
                 edge.peer_rank
             );
         }
-        let device = open_cpu(CpuConfig { memory_bytes: None }).context("open the CPU device")?;
+        let device = crate::device::open(plan.device, plan.device_index, plan.precision)
+            .with_context(|| format!("start rank {}", plan.rank))?;
         let page_size = plan
             .resources
             .iter()
@@ -82,6 +68,7 @@ impl EngineBackend {
             .map(|pool| pool.page_size);
         let sizing = Sizing {
             device: plan.device,
+            precision: plan.precision,
             // A worker without the Talker has no pages.
             page_size: page_size.unwrap_or(1),
             max_prefill_tokens: plan.max_prefill_tokens,

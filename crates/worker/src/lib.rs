@@ -9,6 +9,7 @@
 pub mod backend;
 mod builders;
 mod decode;
+pub mod device;
 pub mod engine_backend;
 mod failure;
 mod manager;

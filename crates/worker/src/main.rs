@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use clap::Parser;
 use laneway_telemetry::{LogFormat, TelemetryConfig};
-use laneway_worker::engine_backend::{EngineBackend, local_devices};
+use laneway_worker::device::local_devices;
+use laneway_worker::engine_backend::EngineBackend;
 use laneway_worker::{RegisterError, WorkerConfig, WorkerServer};
 use tokio_util::sync::CancellationToken;
 

@@ -68,6 +68,16 @@ fn crates_know_only_what_their_place_allows() -> anyhow::Result<()> {
             ],
         ),
         (
+            "laneway-cuda",
+            &[
+                "tonic",
+                "prost",
+                "laneway-engine",
+                "laneway-models",
+                "laneway-plan",
+            ],
+        ),
+        (
             "laneway-engine",
             &[
                 "tonic",

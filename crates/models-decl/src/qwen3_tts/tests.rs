@@ -1,12 +1,13 @@
 use std::path::Path;
 
-use laneway_plan::deployment::{DeviceKind, ModelConfig};
+use laneway_plan::deployment::{DeviceKind, ModelConfig, Precision};
 
 use super::*;
 
 fn sizing(device: DeviceKind) -> Sizing {
     Sizing {
         device,
+        precision: device.default_precision(),
         page_size: 16,
         max_prefill_tokens: 4096,
     }
@@ -79,7 +80,7 @@ fn nanos_parameters_are_those_of_its_files() {
 }
 
 #[test]
-fn a_page_of_the_talkers_cache_is_112_kib_a_token_in_bf16() {
+fn a_page_of_the_talkers_cache_is_224_kib_a_token() {
     for name in ["0.6b-custom_voice", "1.7b-custom_voice"] {
         let declaration = preset(name).declaration;
         let kv = declaration
@@ -87,7 +88,7 @@ fn a_page_of_the_talkers_cache_is_112_kib_a_token_in_bf16() {
             .iter()
             .find(|resource| resource.key == TALKER_KV)
             .unwrap();
-        assert_eq!(kv.report.bytes_per_slot, 16 * 112 * 1024);
+        assert_eq!(kv.report.bytes_per_slot, 16 * 224 * 1024);
         assert_eq!(kv.page_size, 16);
     }
 }
@@ -114,15 +115,21 @@ fn a_sampler_slot_is_whole_rows_of_a_frames_codes() {
 }
 
 #[test]
-fn weights_take_four_bytes_on_the_cpu_and_two_on_a_gpu() {
+fn weights_take_four_bytes_in_f32_and_two_in_bf16() {
     let config = ModelConfig::Preset("0.6b-base".to_owned());
-    let bytes = |device| {
-        let nodes = declare(&config, &sizing(device)).unwrap().declaration.nodes;
+    let bytes = |device, precision| {
+        let sizing = Sizing {
+            precision,
+            ..sizing(device)
+        };
+        let nodes = declare(&config, &sizing).unwrap().declaration.nodes;
         nodes.iter().map(|node| node.weight_bytes).collect::<Vec<_>>()
     };
-    let (cpu, gpu) = (bytes(DeviceKind::Cpu), bytes(DeviceKind::Cuda));
-    assert_eq!(gpu[0], 1_811_577_344);
-    assert_eq!(cpu, gpu.iter().map(|bytes| 2 * bytes).collect::<Vec<_>>());
+    let bf16 = bytes(DeviceKind::Cuda, Precision::Bf16);
+    assert_eq!(bf16[0], 1_811_577_344);
+    let f32 = bf16.iter().map(|bytes| 2 * bytes).collect::<Vec<_>>();
+    assert_eq!(bytes(DeviceKind::Cuda, Precision::F32), f32);
+    assert_eq!(bytes(DeviceKind::Cpu, Precision::F32), f32);
 }
 
 #[test]

@@ -26,6 +26,7 @@ pub(crate) const PREFILL_TOKENS: usize = 256;
 fn open(weights: &Weights, config: Option<&ModelConfig>) -> Arc<Qwen3Tts> {
     let sizing = Sizing {
         device: DeviceKind::Cpu,
+        precision: DeviceKind::Cpu.default_precision(),
         page_size: PAGE_SIZE,
         max_prefill_tokens: PREFILL_TOKENS as u32,
     };

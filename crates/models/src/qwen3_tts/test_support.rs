@@ -57,6 +57,7 @@ impl DeclaredModel {
         let config = ModelConfig::Directory(dir.to_owned());
         let sizing = Sizing {
             device: DeviceKind::Cpu,
+            precision: DeviceKind::Cpu.default_precision(),
             page_size: 16,
             max_prefill_tokens: 256,
         };

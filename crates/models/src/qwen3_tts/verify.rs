@@ -6,8 +6,13 @@
 //! seed. Talker, Codec and RefEncoder run each on its own lane, so lanes and edges are verified too. A case runs
 //! free; if its codes differ it runs again along the reference's codes, so that what it computes can still be
 //! compared.
+//!
+//! In f32 codes must be equal and each value within a tolerance. In bf16 the reference would not repeat its own
+//! codes, so every case runs along them (and, for a clone, along what the reference made of the clip), and the
+//! root mean square error of its logits is held against the reference's own in bf16.
 
 mod case;
+mod compare;
 mod golden;
 
 use std::path::{Path, PathBuf};
@@ -15,23 +20,22 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use laneway_device::{Device, Priority};
+use laneway_engine::node::EdgeResult;
 use laneway_engine::{
     Engine, EngineConfig, EngineHandle, LaneConfig, Limits, NodeConfig, OutputEvent, ResourceConfig,
     StartError, Submission, SubmitError,
 };
-use laneway_models_decl::{Sizing, qwen3_tts::presets};
-use laneway_plan::deployment::{DeviceKind, ModelConfig, Weights};
+use laneway_models_decl::Sizing;
+use laneway_models_decl::qwen3_tts::{REFERENCE, presets};
+use laneway_plan::deployment::{DeviceKind, ModelConfig, Precision, Weights};
 
 use super::model::{OpenError, Qwen3Tts};
 use super::reference::{CODES_PER_FRAME, Reference};
 use super::request::{Probe, ProbeRecord};
 use case::Case;
+use compare::Criterion;
+pub use compare::{BF16_RELATIVE_TOLERANCE, Difference, Measure, SCORE_TOLERANCE, TOLERANCE};
 use golden::{KINDS, Manifest};
-
-/// Largest difference that passes, of any value compared but scores.
-pub const TOLERANCE: f32 = 1e-3;
-/// Largest difference of processed scores that passes.
-pub const SCORE_TOLERANCE: f32 = 1e-5;
 
 const PAGE_SIZE: u32 = 16;
 const PREFILL_TOKENS: usize = 512;
@@ -52,6 +56,8 @@ pub struct VerifyOptions {
     pub device: Arc<dyn Device>,
     /// Decides the declared sizes.
     pub device_kind: DeviceKind,
+    /// What the device computes in: decides what is compared, and how closely.
+    pub precision: Precision,
 }
 
 /// Why verification could not run.
@@ -81,15 +87,17 @@ pub enum VerifyError {
     },
 }
 
-/// One compared quantity.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Difference {
-    /// `logits`, `waveform`, …
-    pub what: &'static str,
-    /// Largest absolute difference; infinite when the sizes differ.
-    pub largest: f32,
-    /// Largest that passes.
-    pub tolerance: f32,
+/// How the codes of a free run compare with the reference's.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum CodesReport {
+    /// All are the same.
+    Equal,
+    /// The first frame that differs.
+    WrongFrom(usize),
+    /// A sampled case: its codes were drawn by another generator, and are forced.
+    Forced,
+    /// In bf16 a near tie may go either way, so this share of equal codes decides nothing.
+    Agreement(f32),
 }
 
 /// The result of one case.
@@ -99,9 +107,9 @@ pub struct CaseReport {
     pub case: String,
     /// Frames of the reference.
     pub frames: usize,
-    /// First frame whose codes are not the reference's, when running free. Not compared in a sampled case.
-    pub first_wrong_frame: Option<usize>,
-    /// A clone's reference codes equal those that the reference made of its clip.
+    /// Codes, running free.
+    pub codes: CodesReport,
+    /// A clone's reference codes equal those that the reference made of its clip. Decides nothing in bf16.
     pub reference_codes_equal: bool,
     /// Everything else that was compared.
     pub differences: Vec<Difference>,
@@ -110,14 +118,14 @@ pub struct CaseReport {
 }
 
 impl CaseReport {
-    /// All codes are equal and every difference is within its tolerance.
+    /// Every difference is within its tolerance and, but for bf16, all codes are equal.
     pub fn passed(&self) -> bool {
-        self.first_wrong_frame.is_none()
-            && self.reference_codes_equal
-            && self
-                .differences
-                .iter()
-                .all(|difference| difference.largest <= difference.tolerance)
+        let codes_pass = match self.codes {
+            CodesReport::Equal | CodesReport::Forced => self.reference_codes_equal,
+            CodesReport::WrongFrom(_) => false,
+            CodesReport::Agreement(_) => true,
+        };
+        codes_pass && self.differences.iter().all(Difference::passed)
     }
 
     /// The difference of one quantity, if it was compared.
@@ -166,6 +174,7 @@ pub fn verify(
 struct Bench {
     model: Arc<Qwen3Tts>,
     handle: EngineHandle,
+    criterion: Criterion,
     _engine: Engine,
 }
 
@@ -176,10 +185,20 @@ struct Outcome {
     reference: Option<Reference>,
 }
 
+impl Outcome {
+    /// Speaker vector of a clone, as this build made it.
+    fn speaker(&self) -> &[f32] {
+        self.reference
+            .as_ref()
+            .map_or(&[][..], |reference| &reference.speaker)
+    }
+}
+
 impl Bench {
     fn start(options: &VerifyOptions, manifest: &Manifest, kind: &str) -> Result<Self, VerifyError> {
         let sizing = Sizing {
             device: options.device_kind,
+            precision: options.precision,
             page_size: PAGE_SIZE,
             max_prefill_tokens: PREFILL_TOKENS as u32,
         };
@@ -216,7 +235,7 @@ impl Bench {
             chunks: Default::default(),
             max_prefill_tokens: PREFILL_TOKENS,
             max_seq_len: SEQ_LEN,
-            capture_buckets: Vec::new(),
+            capture_buckets: vec![1],
             playback_hz: 0,
             limits: Limits {
                 step_deadline: DEADLINE,
@@ -227,6 +246,7 @@ impl Bench {
         Ok(Self {
             model,
             handle,
+            criterion: Criterion::new(options.precision, manifest),
             _engine: engine,
         })
     }
@@ -234,28 +254,48 @@ impl Bench {
     fn run(&self, case: &Case) -> Result<CaseReport, VerifyError> {
         let started = Instant::now();
         let codes = case.codes()?;
-        let (mut outcome, mut first_wrong_frame) = (None, None);
-        if !case.sampled() {
-            let free = self.speak(case, Vec::new())?;
-            first_wrong_frame = case.first_wrong_frame(&free.record, &codes);
-            outcome = Some(free).filter(|_| first_wrong_frame.is_none());
-        }
-        let outcome = match outcome {
-            Some(outcome) => outcome,
-            None => self.speak(case, codes.clone())?,
+        let (outcome, verdict) = match self.criterion {
+            Criterion::Exact if case.sampled() => {
+                (self.speak(case, codes.clone(), None)?, CodesReport::Forced)
+            }
+            Criterion::Exact => {
+                let free = self.speak(case, Vec::new(), None)?;
+                match case.first_wrong_frame(&free.record, &codes) {
+                    None => (free, CodesReport::Equal),
+                    Some(frame) => (
+                        self.speak(case, codes.clone(), None)?,
+                        CodesReport::WrongFrom(frame),
+                    ),
+                }
+            }
+            Criterion::Rounded(_) => {
+                let free = self.speak(case, Vec::new(), None)?;
+                let mut forced = self.speak(case, codes.clone(), case.reference())?;
+                forced.reference = free.reference;
+                let verdict = match case.sampled() {
+                    true => CodesReport::Forced,
+                    false => CodesReport::Agreement(case.agreement(&free.record, &codes)),
+                };
+                (forced, verdict)
+            }
         };
         Ok(CaseReport {
             case: case.name.clone(),
             frames: codes.len(),
-            first_wrong_frame,
+            codes: verdict,
             reference_codes_equal: case.reference_codes_equal(outcome.reference.as_ref())?,
-            differences: case.compare(&outcome, codes.len())?,
+            differences: case.compare(&outcome, codes.len(), self.criterion)?,
             took: started.elapsed(),
         })
     }
 
-    /// Run a case, along `forced` as far as it goes.
-    fn speak(&self, case: &Case, forced: Vec<[i32; CODES_PER_FRAME]>) -> Result<Outcome, VerifyError> {
+    /// Run a case, along `forced` as far as it goes, and with `given` in place of what it makes of its clip.
+    fn speak(
+        &self,
+        case: &Case,
+        forced: Vec<[i32; CODES_PER_FRAME]>,
+        given: Option<Reference>,
+    ) -> Result<Outcome, VerifyError> {
         let failed = |problem: String| VerifyError::Case {
             case: case.name.clone(),
             problem,
@@ -273,7 +313,7 @@ impl Bench {
                 payload: Arc::new(request),
                 chunk: None,
                 deadline: None,
-                results: Vec::new(),
+                results: given.map(delivered).into_iter().collect(),
             })
             .map_err(|error: SubmitError| failed(error.to_string()))?;
         let (mut samples, mut reference) = (Vec::new(), None);
@@ -295,6 +335,11 @@ impl Bench {
         }
         Err(failed("the stream ended without an end".into()))
     }
+}
+
+/// An encoded reference as its edge delivers it.
+fn delivered(reference: Reference) -> (String, EdgeResult) {
+    (REFERENCE.to_owned(), Arc::new(reference))
 }
 
 /// Where weights and configuration of one kind of model come from.

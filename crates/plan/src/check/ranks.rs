@@ -40,6 +40,29 @@ impl Loaded {
         Some(inventory)
     }
 
+    /// Whether the device computes in the precision asked for.
+    pub(super) fn check_precision(&mut self, raw: &RawDeployment) {
+        let (Some(device), Some(precision)) = (raw.device, raw.precision) else {
+            return;
+        };
+        let offered = device.precisions();
+        if !offered.contains(&precision) {
+            let names: Vec<&str> = offered.iter().map(|precision| precision.name()).collect();
+            let message = format!(
+                "the {} device computes in {} only",
+                device.name(0),
+                names.join(" and ")
+            );
+            let remedy = format!("write `precision: {}`, or leave it out", names.join("` or `"));
+            self.add(Violation::new(
+                Reason::PrecisionUnsupported,
+                "precision",
+                message,
+                remedy,
+            ));
+        }
+    }
+
     pub(super) fn ranks(
         &mut self,
         raw: &RawDeployment,
@@ -135,7 +158,14 @@ impl Loaded {
                 .map(|device| device.name.as_str())
                 .collect();
             let message = format!("rank {rank} is on {name}, which is not there");
+            let has_gpu = have.iter().any(|name| name.starts_with("cuda:"));
             let remedy = match have.as_slice() {
+                // Said of a whole kind: another index would be no better.
+                have if kind == DeviceKind::Cuda && have.contains(&"cpu") && !has_gpu => {
+                    "no NVIDIA GPU was found (`nvidia-smi` lists those that there are): write `device: cpu`, or run \
+                     the worker where a GPU and its driver are"
+                        .to_owned()
+                }
                 [] => "this machine has no devices".to_owned(),
                 have => format!("map the rank to a device that is: {}", have.join(", ")),
             };

@@ -1,7 +1,7 @@
 mod refusals;
 
 use crate::declaration::{ModelDeclaration, ResourceReport, WalkKind};
-use crate::deployment::{MpsMode, Placement, Priority};
+use crate::deployment::{MpsMode, Placement, Precision, Priority};
 use crate::test_support::{TOY_YAML, node, resource, stream_edge, toy, walk};
 use crate::violation::{Location, Reason, Violation};
 use crate::{Deployment, DeviceInventory, Sources, load};
@@ -280,6 +280,33 @@ fn two_workers_on_one_gpu_may_time_slice_it_on_purpose() {
         .check(Some(&toy()), Some(&DeviceInventory::cpu(64 << 30)))
         .unwrap_err();
     assert_eq!(violations[0].reason, Reason::MpsUnused);
+}
+
+#[test]
+fn a_gpu_that_is_not_there_is_refused_with_what_to_write_instead() {
+    let on = |inventory| {
+        load(&Sources::text("test.yaml", TOY_YAML))
+            .check(Some(&toy()), Some(&inventory))
+            .unwrap_err()
+    };
+    let violations = on(DeviceInventory::cpu(64 << 30));
+    assert_eq!(violations.len(), 1);
+    assert_eq!(violations[0].reason, Reason::DeviceMissing);
+    assert!(
+        violations[0].remedy.contains("`device: cpu`"),
+        "{}",
+        violations[0].remedy
+    );
+}
+
+#[test]
+fn precision_is_the_devices_own_unless_the_file_says() {
+    let precision = |yaml: &str| check(yaml, |_| {}).unwrap().precision;
+    assert_eq!(precision(TOY_YAML), Precision::Bf16);
+    assert_eq!(precision(&format!("{TOY_YAML}precision: f32\n")), Precision::F32);
+    let cpu = TOY_YAML.replace("cuda", "cpu");
+    let deployment = load(&Sources::text("test.yaml", cpu)).check(Some(&toy()), None);
+    assert_eq!(deployment.unwrap().precision, Precision::F32);
 }
 
 #[test]

@@ -27,6 +27,7 @@ fn plan() -> WorkerPlan {
         weights: "hf://Qwen/Qwen3-TTS@main".parse().unwrap(),
         model_config: Some(ModelConfig::Preset("0.6b-base".into())),
         device: DeviceKind::Cuda,
+        precision: Precision::F32,
         device_index: 1,
         active_thread_percentage: Some(30),
         max_seq_len: 8192,

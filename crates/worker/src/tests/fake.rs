@@ -311,6 +311,7 @@ pub(super) fn plan(rank: u32, remote: Option<(Direction, u32)>) -> WorkerPlan {
         weights: Weights::Random { seed: 0 },
         model_config: None,
         device: DeviceKind::Cpu,
+        precision: laneway_plan::deployment::Precision::F32,
         device_index: 0,
         active_thread_percentage: None,
         max_seq_len: 64,

@@ -87,6 +87,7 @@ fn placement_chunks_and_processes_do_not_change_a_bit() {
 fn a_model_without_vocabulary_or_with_another_is_refused() {
     let sizing = Sizing {
         device: DeviceKind::Cpu,
+        precision: DeviceKind::Cpu.default_precision(),
         page_size: 16,
         max_prefill_tokens: 256,
     };

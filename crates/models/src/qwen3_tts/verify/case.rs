@@ -3,8 +3,11 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use super::compare::{
+    BF16_RELATIVE_TOLERANCE, Criterion, Difference, LogitTolerance, Measure, SCORE_TOLERANCE, TOLERANCE,
+};
 use super::golden::{GoldenFile, Manifest};
-use super::{Difference, Outcome, SCORE_TOLERANCE, TOLERANCE, VerifyError};
+use super::{Outcome, VerifyError};
 use crate::qwen3_tts::model::Qwen3Tts;
 use crate::qwen3_tts::prompt::TextLayout;
 use crate::qwen3_tts::reference::{CODES_PER_FRAME, Reference, ReferenceClip};
@@ -150,23 +153,41 @@ impl Case {
         })
     }
 
+    /// Share of the reference's codes that a free run drew too.
+    pub(super) fn agreement(&self, record: &ProbeRecord, codes: &[[i32; CODES_PER_FRAME]]) -> f32 {
+        let equal = |(got, want): (&[i32; CODES_PER_FRAME], &[i32; CODES_PER_FRAME])| {
+            got.iter().zip(want).filter(|(got, want)| got == want).count()
+        };
+        let n_equal: usize = record.codes.iter().zip(codes).map(equal).sum();
+        n_equal as f32 / (codes.len() * CODES_PER_FRAME).max(1) as f32
+    }
+
+    /// What the reference made of the clip, to stand in for what this build makes of it.
+    pub(super) fn reference(&self) -> Option<Reference> {
+        self.clone.as_ref().map(|clone| Reference {
+            speaker: clone.speaker.clone().into(),
+            codes: clone.clip.in_context.then(|| clone.codes.clone()),
+        })
+    }
+
     /// How much everything but the codes differs.
-    pub(super) fn compare(&self, outcome: &Outcome, frames: usize) -> Result<Vec<Difference>, VerifyError> {
+    pub(super) fn compare(
+        &self,
+        outcome: &Outcome,
+        frames: usize,
+        criterion: Criterion,
+    ) -> Result<Vec<Difference>, VerifyError> {
+        match criterion {
+            Criterion::Exact => self.compare_exact(outcome, frames),
+            Criterion::Rounded(tolerance) => self.compare_rounded(outcome, frames, tolerance),
+        }
+    }
+
+    fn compare_exact(&self, outcome: &Outcome, frames: usize) -> Result<Vec<Difference>, VerifyError> {
         let record = &outcome.record;
         let mut differences = Vec::new();
         let mut compare = |what, got: &[f32], want: &[f32], tolerance| {
-            differences.push(Difference {
-                what,
-                largest: largest(got, want),
-                tolerance,
-            });
-        };
-        let steps = |rows: &[Vec<f32>], n: usize| rows.iter().take(n).flatten().copied().collect::<Vec<_>>();
-        // The reference ran one step more than it made frames of.
-        let first = |tensor: &str, len: usize| -> Result<Vec<f32>, VerifyError> {
-            let mut values = self.floats(tensor)?;
-            values.truncate(len);
-            Ok(values)
+            differences.push(Difference::of(what, Measure::Largest, got, want, tolerance));
         };
         compare(
             "prompt",
@@ -175,58 +196,101 @@ impl Case {
             TOLERANCE,
         );
         let inputs = steps(&record.inputs, usize::MAX);
-        compare("inputs", &inputs, &first("step_embeds", inputs.len())?, TOLERANCE);
+        compare(
+            "inputs",
+            &inputs,
+            &self.first("step_embeds", inputs.len())?,
+            TOLERANCE,
+        );
         let hidden = record
             .hidden
             .get(1..)
             .map_or_else(Vec::new, |rows| steps(rows, usize::MAX));
-        compare("hidden", &hidden, &first("step_hidden", hidden.len())?, TOLERANCE);
-        let logits = steps(&record.logits, usize::MAX);
-        compare("logits", &logits, &first("logits", logits.len())?, TOLERANCE);
-        let predicted = steps(&record.predictor_logits, frames);
         compare(
-            "predictor logits",
-            &predicted,
-            &self.floats("cp_logits")?,
+            "hidden",
+            &hidden,
+            &self.first("step_hidden", hidden.len())?,
             TOLERANCE,
         );
+        let (logits, predicted) = self.logits(record, frames)?;
+        compare("logits", &logits.got, &logits.want, TOLERANCE);
+        compare("predictor logits", &predicted.got, &predicted.want, TOLERANCE);
         if self.sampled() {
             for (what, rows, tensor) in [
                 ("scores", &record.scores, "scores"),
                 ("predictor scores", &record.predictor_scores, "cp_scores"),
             ] {
                 let scores = steps(rows, frames);
-                compare(what, &scores, &first(tensor, scores.len())?, SCORE_TOLERANCE);
+                compare(what, &scores, &self.first(tensor, scores.len())?, SCORE_TOLERANCE);
             }
         }
-        // In front of an in-context clone's own samples the reference's waveform is cut at a rounded place.
-        let wav = self.floats("wav")?;
-        let wav = &wav[wav.len().saturating_sub(outcome.samples.len())..];
-        compare("waveform", &outcome.samples, wav, TOLERANCE);
+        compare("waveform", &outcome.samples, &self.waveform(outcome)?, TOLERANCE);
         if let Some(clone) = &self.clone {
-            let speaker = outcome
-                .reference
-                .as_ref()
-                .map_or(&[][..], |reference| &reference.speaker);
-            compare("speaker vector", speaker, &clone.speaker, TOLERANCE);
+            compare("speaker vector", outcome.speaker(), &clone.speaker, TOLERANCE);
         }
         Ok(differences)
     }
+
+    fn compare_rounded(
+        &self,
+        outcome: &Outcome,
+        frames: usize,
+        tolerance: LogitTolerance,
+    ) -> Result<Vec<Difference>, VerifyError> {
+        let (logits, predicted) = self.logits(&outcome.record, frames)?;
+        let mut differences = vec![
+            Difference::of("logits", Measure::Rms, &logits.got, &logits.want, tolerance.first),
+            Difference::of(
+                "predictor logits",
+                Measure::Rms,
+                &predicted.got,
+                &predicted.want,
+                tolerance.predictor,
+            ),
+        ];
+        let mut relative = |what, got: &[f32], want: &[f32]| {
+            let tolerance = BF16_RELATIVE_TOLERANCE;
+            differences.push(Difference::of(what, Measure::Relative, got, want, tolerance));
+        };
+        relative("waveform", &outcome.samples, &self.waveform(outcome)?);
+        if let Some(clone) = &self.clone {
+            relative("speaker vector", outcome.speaker(), &clone.speaker);
+        }
+        Ok(differences)
+    }
+
+    /// Logits of the first code and of the others.
+    fn logits(&self, record: &ProbeRecord, frames: usize) -> Result<(Pair, Pair), VerifyError> {
+        let got = steps(&record.logits, usize::MAX);
+        let want = self.first("logits", got.len())?;
+        let predicted = Pair {
+            got: steps(&record.predictor_logits, frames),
+            want: self.floats("cp_logits")?,
+        };
+        Ok((Pair { got, want }, predicted))
+    }
+
+    /// The start of a tensor: the reference ran one step more than it made frames of.
+    fn first(&self, tensor: &str, len: usize) -> Result<Vec<f32>, VerifyError> {
+        let mut values = self.floats(tensor)?;
+        values.truncate(len);
+        Ok(values)
+    }
+
+    /// The reference's samples: in front of an in-context clone's own its waveform is cut at a rounded place.
+    fn waveform(&self, outcome: &Outcome) -> Result<Vec<f32>, VerifyError> {
+        let mut wav = self.floats("wav")?;
+        wav.drain(..wav.len().saturating_sub(outcome.samples.len()));
+        Ok(wav)
+    }
 }
 
-/// Largest absolute difference; banned scores (-inf) must be banned in both.
-fn largest(got: &[f32], want: &[f32]) -> f32 {
-    if got.len() != want.len() {
-        return f32::INFINITY;
-    }
-    got.iter()
-        .zip(want)
-        .map(|(got, want)| match got == want {
-            true => 0.0,
-            // A value that is not a number is the largest difference there is.
-            false => Some((got - want).abs())
-                .filter(|d| !d.is_nan())
-                .unwrap_or(f32::INFINITY),
-        })
-        .fold(0.0, f32::max)
+/// What this build computed, and the reference.
+struct Pair {
+    got: Vec<f32>,
+    want: Vec<f32>,
+}
+
+fn steps(rows: &[Vec<f32>], n: usize) -> Vec<f32> {
+    rows.iter().take(n).flatten().copied().collect()
 }

@@ -44,6 +44,13 @@ impl Manifest {
             .any(|kind| self.cases_of(kind).any(|case| case == name))
     }
 
+    /// Root mean square errors of the reference's own logits and predictor logits in bf16, when it measured them.
+    pub(super) fn bf16_errors(&self) -> Option<(f32, f32)> {
+        let measured = self.cases.get("teacher_forced_bf16_error")?;
+        let error = |key: &str| measured[key].as_f64().map(|error| error as f32);
+        Some((error("logits_rms_err")?, error("cp_logits_rms_err")?))
+    }
+
     /// Cases that a kind of model runs; files of single stages are no cases.
     pub(super) fn cases_of(&self, kind: &str) -> impl Iterator<Item = String> {
         let prefixes: &[&str] = match kind {

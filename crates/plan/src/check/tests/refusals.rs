@@ -292,6 +292,13 @@ fn plain_cases() -> Vec<Case> {
             1,
             "hf://organisation/name",
         ),
+        Case::file(
+            PrecisionUnsupported,
+            ("device: cuda", "device: cpu\nprecision: bf16"),
+            5,
+            "write `precision: f32`",
+        )
+        .beside(&[DeviceMissing]),
         Case::file(MissingKey, ("device: cuda\n", ""), 1, "`device: cpu`"),
         Case::file(MissingKey, ("[Encoder]", "[]"), 10, "take the group out").beside(&[NodeUnassigned]),
         Case::file(UnknownNode, ("[Codec]", "[Codec, Codeck]"), 8, "write `Codec`"),
