@@ -13,13 +13,21 @@ use parking_lot::Mutex;
 /// What was queued.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 pub(crate) struct Queued {
-    /// Operations outside graphs.
-    pub(crate) launches: usize,
+    /// Operations outside graphs, by name.
+    pub(crate) launches: BTreeMap<&'static str, usize>,
     pub(crate) replays: usize,
     /// Captures that were made.
     pub(crate) captures: usize,
     /// Operations of the graph that was replayed last, by name.
     pub(crate) last_graph: BTreeMap<&'static str, usize>,
+}
+
+impl Queued {
+    /// Operations outside graphs that a node queued: the engine clears what it hands out.
+    pub(crate) fn launches_of_nodes(&self) -> usize {
+        let of_nodes = self.launches.iter().filter(|(name, _)| **name != "Zero");
+        of_nodes.map(|(_, count)| count).sum()
+    }
 }
 
 /// Counts of all streams of a device, by the stream's name.
@@ -109,7 +117,7 @@ impl Stream for CountedStream {
     }
 
     fn launch(&self, op: &Op, touches: &Touches) -> Result<()> {
-        self.count(|queued| queued.launches += 1);
+        self.count(|queued| *queued.launches.entry(op.name()).or_default() += 1);
         self.inner.launch(op, touches)
     }
 

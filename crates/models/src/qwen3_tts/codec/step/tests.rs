@@ -412,7 +412,7 @@ fn a_pass_is_one_graph_and_two_copies() {
     let before = counts.of("test");
     player.decode(&windows);
     let after = counts.of("test");
-    assert_eq!(after.launches - before.launches, 2);
+    assert_eq!(after.launches_of_nodes() - before.launches_of_nodes(), 2);
     assert_eq!(after.replays - before.replays, 1);
 
     let config = &tiny("base").configs.speech.decoder_config;
