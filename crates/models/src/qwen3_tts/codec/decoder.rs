@@ -161,17 +161,17 @@ impl Run<'_> {
     }
 
     /// `out = norm(x) · wᵀ`, one row a frame.
-    fn normed_gemm(&self, x: &View, norm: InputNorm, w: &laneway_device::Matrix, out: &View) -> Gemm {
+    fn normed(&self, x: &View, norm: InputNorm, w: &laneway_device::Matrix, out: &View) -> Gemm {
         Gemm {
-            norm: Some(norm),
-            gated: None,
             x: x.clone(),
+            norm: Some(norm),
             rows: self.pass.frames,
             w: w.clone(),
             bias: None,
             activation: Activation::None,
             scale: None,
             accumulate: false,
+            gated: None,
             out: out.clone(),
         }
     }
@@ -347,7 +347,6 @@ impl CodecDecoder {
     fn transform(&self, run: &Run<'_>) -> Result<()> {
         let (c, w, work) = (&self.config, &self.weights, &self.work);
         let (latent, hidden) = (work.latent.view(), work.hidden.view());
-        let norm = |weight: &View| self.input_norm(weight);
         run.conv(
             1,
             ConvCall {
@@ -367,18 +366,23 @@ impl CodecDecoder {
             self.attention(run, layer, state)?;
             run.launcher.run(Gemm {
                 gated: Some(work.gate_up.view()),
-                ..run.normed_gemm(&hidden, norm(&layer.mlp_norm), &layer.gate_up, &work.inner.view())
+                ..run.normed(
+                    &hidden,
+                    self.norm(&layer.mlp_norm),
+                    &layer.gate_up,
+                    &work.inner.view(),
+                )
             })?;
             run.add_scaled(&work.inner.view(), &layer.down, &layer.mlp_scale, &hidden)?;
         }
         run.launcher.run(Gemm {
             bias: Some(w.output_proj.bias.clone()),
-            ..run.normed_gemm(&hidden, norm(&w.norm), &w.output_proj.w, &latent)
+            ..run.normed(&hidden, self.norm(&w.norm), &w.output_proj.w, &latent)
         })
     }
 
-    /// An RMS norm of the hidden states in front of a product.
-    fn input_norm(&self, weight: &View) -> InputNorm {
+    /// The norm in front of a product of the transformer.
+    fn norm(&self, weight: &View) -> InputNorm {
         InputNorm {
             weight: weight.clone(),
             eps: self.config.rms_norm_eps,
@@ -401,9 +405,9 @@ impl CodecDecoder {
             blocks_per_sequence: 1,
             ring: true,
         };
-        let norm = self.input_norm(&layer.attention_norm);
+        let norm = self.norm(&layer.attention_norm);
         run.launcher
-            .run(run.normed_gemm(&hidden, norm, &layer.qkv, &work.qkv.view()))?;
+            .run(run.normed(&hidden, norm, &layer.qkv, &work.qkv.view()))?;
         run.launcher.run(QkvRope {
             qkv: work.qkv.view(),
             rows,
