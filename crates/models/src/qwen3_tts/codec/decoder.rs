@@ -279,9 +279,15 @@ impl CodecDecoder {
             .product()
     }
 
-    /// Queue one pass: `codes` `[frames, codebooks]` in, samples `[frames * samples_per_frame]` out (valid
-    /// until the next pass). The state of every window's slot in `pool`, slots being `slot_words` apart, advances
-    /// by its frames; the step's touches name these slots.
+    /// Where a pass leaves the samples of its first `frames` frames, until the next pass.
+    pub fn samples(&self, frames: usize) -> View {
+        self.work.samples.slice(0, frames * self.samples_per_frame())
+    }
+
+    /// Queue one pass: `codes` `[frames, codebooks]` in, samples `[frames * samples_per_frame]` out (see
+    /// [`CodecDecoder::samples`]). The state of every window's slot in `pool`, slots being `slot_words` apart,
+    /// advances by its frames; the step's touches name these slots. Frames of no window are padding: they reach
+    /// no slot, and what their samples are is of no use.
     ///
     /// # Errors
     /// Whatever the stream refuses.
@@ -292,7 +298,7 @@ impl CodecDecoder {
         slot_words: usize,
         pass: &Pass,
         codes: &View,
-    ) -> Result<View> {
+    ) -> Result<()> {
         let run = Run {
             launcher,
             pool,
@@ -496,7 +502,7 @@ impl CodecDecoder {
         })
     }
 
-    fn vocode(&self, run: &Run<'_>, mut x: View, mut spare: View, mut rate: usize) -> Result<View> {
+    fn vocode(&self, run: &Run<'_>, mut x: View, mut spare: View, mut rate: usize) -> Result<()> {
         let w = &self.weights;
         run.conv(
             rate,
@@ -512,17 +518,15 @@ impl CodecDecoder {
             std::mem::swap(&mut x, &mut spare);
         }
         debug_assert_eq!(w.exit.w.k, TAPS * exit_channels(&self.config));
-        let samples = self.work.samples.view();
         run.conv(
             rate,
             ConvCall {
                 snake: Some(&w.exit_snake),
                 state: Some(self.layout.exit),
                 clamp: true,
-                ..ConvCall::new(&x, &w.exit, TAPS, &samples)
+                ..ConvCall::new(&x, &w.exit, TAPS, &self.work.samples.view())
             },
-        )?;
-        Ok(samples.slice(0, run.pass.frames * rate))
+        )
     }
 
     /// One upsampling block from `x`, which it overwrites, to `out`.
