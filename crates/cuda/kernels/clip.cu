@@ -55,7 +55,8 @@ __device__ __forceinline__ void conv1d(const ClipConv& c) {
                 if (t >= 0) v = c.x[(i64)t * c.c_in + channel];
             }
             if (k < k_all && n < c.c_out)
-                weight = BF16 ? tiled_weight((const bf16_t*)c.w, k_tiles, n, k) : ((const float*)c.w)[(i64)n * k_all + k];
+                weight =
+                    BF16 ? tiled_weight((const bf16_t*)c.w, k_tiles, n, k) : ((const float*)c.w)[(i64)n * k_all + k];
             x_next[i] = v;
             w_next[i] = weight;
         }

@@ -1,111 +1,9 @@
-// Causal convolutions over streams with carried state.
+// Causal convolutions over streams on tensor cores: bf16 weights, channels in whole tiles.
 //
-// Order of a sum with bf16 weights (conv_mma): the channels are cut into `slices`, by the weight's shape alone. A
-// slice is accumulated by the tensor cores from zero over steps of 16 channels ascending and, within a step, taps
-// ascending. Slices are added in order within each four, and then the fours. Which block accumulates a slice, and
-// how many rows it has beside the one in question, decides no bit. Otherwise (conv_any) k ascends.
-//
-// Inputs are rounded to bf16 where weights are bf16, and where the state is: what is carried then has the bits that
-// it would have within a window.
-
-// Time rows of one stream; `first` and `rows` count rows at this depth.
-struct Window {
-    int first;
-    int rows;
-    i64 state;  // first element of the slot's part of the state
-};
-
-// How packed rows divide into streams, see op::Windows. `slots`: slots that lie wholly in the pool.
-struct Streams {
-    const int* windows;
-    int count;
-    int rate;
-    int rows;
-    const void* state;  // of slot 0; null: nothing is carried
-    int state_bf16;
-    i64 slot_stride;
-    int slots;
-};
-
-// Window i; no rows when it is empty or leaves its operands.
-__device__ __forceinline__ Window read_window(const Streams& s, int i) {
-    const int first = s.windows[3 * i], frames = s.windows[3 * i + 1], slot = s.windows[3 * i + 2];
-    const int all = s.rows / s.rate;
-    Window w = {0, 0, 0};
-    if (first < 0 || frames <= 0 || first > all || frames > all - first) return w;
-    if (s.state && (slot < 0 || slot >= s.slots)) return w;
-    w.first = first * s.rate;
-    w.rows = frames * s.rate;
-    w.state = s.state ? (i64)slot * s.slot_stride : 0;
-    return w;
-}
-
-__device__ __forceinline__ float carried(const Streams& s, i64 at) {
-    return s.state_bf16 ? bf16_to_float(((const bf16_t*)s.state)[at]) : ((const float*)s.state)[at];
-}
-
-__device__ __forceinline__ void carry(void* state, int bf16, i64 at, float v) {
-    if (bf16)
-        ((bf16_t*)state)[at] = (bf16_t)pack_bf16(v, 0.0f);
-    else
-        ((float*)state)[at] = v;
-}
-
-// sin²(x) as cpu/kernels/math.rs has it, every operation rounded: the state's values are made by another
-// kernel than the rows of a window and must have the same bits.
-__device__ __forceinline__ float sin_squared(float x) {
-    float n = rintf(__fmul_rn(x, 0.318309886183790672f));
-    float r = __fmaf_rn(n, -3.140625f, x);
-    r = __fmaf_rn(n, -9.6702576e-4f, r);
-    r = __fmaf_rn(n, -6.2783296e-7f, r);
-    float u = __fmul_rn(r, r);
-    float p = 2.5905108e-6f;
-    p = __fmaf_rn(p, u, -0.00019800912f);
-    p = __fmaf_rn(p, u, 0.0083329f);
-    p = __fmaf_rn(p, u, -0.16666648f);
-    p = __fmaf_rn(p, u, 1.0f);
-    float s = __fmul_rn(p, r);
-    return __fmul_rn(s, s);
-}
-
-__device__ __forceinline__ float snake(float x, float alpha, float inv_beta) {
-    return __fmaf_rn(sin_squared(__fmul_rn(x, alpha)), inv_beta, x);
-}
-
-__device__ __forceinline__ float4 snake4(float4 x, float4 alpha, float4 inv_beta) {
-    return make_float4(snake(x.x, alpha.x, inv_beta.x), snake(x.y, alpha.y, inv_beta.y),
-                       snake(x.z, alpha.z, inv_beta.z), snake(x.w, alpha.w, inv_beta.w));
-}
-
-// Element (n, k) of a matrix in mma.m16n8k16 A fragments, as gemm.cu has it.
-__device__ __forceinline__ float tiled_weight(const bf16_t* w, int k_tiles, int n, int k) {
-    int r = n % 16, c = k % 16, lane = (r % 8) * 4 + (c % 8) / 2;
-    int slot = (c / 8) * 4 + (r / 8) * 2 + c % 2;
-    return bf16_to_float(w[((i64)(n / 16) * k_tiles + k / 16) * 256 + lane * 8 + slot]);
-}
-
-__device__ __forceinline__ float round_bf16(float x) { return low_bf16(pack_bf16(x, 0.0f)); }
-
-// What is added to a sum: bias, residual, clamp, in this order.
-struct ConvEpilogue {
-    const float* bias;
-    const float* residual;
-    float* out;
-    int clamp;
-};
-
-__device__ __forceinline__ float finish(const ConvEpilogue& e, float v, float bias, float residual) {
-    if (e.bias) v = __fadd_rn(v, bias);
-    if (e.residual) v = __fadd_rn(residual, v);
-    return e.clamp ? fmaxf(fminf(v, 1.0f), -1.0f) : v;
-}
-
-__device__ __forceinline__ void store_one(const ConvEpilogue& e, i64 at, int channel, float v) {
-    e.out[at] = finish(e, v, e.bias ? e.bias[channel] : 0.0f, e.residual ? e.residual[at] : 0.0f);
-}
-
-// ---------------------------------------------------------------------------------------------------------------
-// Tensor cores.
+// Order of a sum: the channels are cut into `slices`, by the weight's shape alone. A slice is accumulated by the tensor
+// cores from zero over steps of 16 channels ascending and, within a step, taps ascending. Slices are added in order
+// within each four, and then the fours. Which block accumulates a slice, and how many rows it has beside the one in
+// question, decides no bit.
 
 // A part of a tile that lies in one window. Its staged rows are `past` rows of history and its own.
 struct Segment {
@@ -133,8 +31,8 @@ __device__ __forceinline__ void mma_tile(float (&d)[4], const uint4& a, u32 b0, 
     mma_bf16(d, fragment, columns);
 }
 
-struct ConvShape {
-    int c_in, c_out, taps, dilation;
+// How the work is divided, see lower/codec.rs.
+struct Cut {
     int slices;    // of the sum over k
     int share;     // slices of a block: 1, 4 or all; the others are those of the other blocks of its cluster
     int chunk;     // channels staged at a time
@@ -180,38 +78,39 @@ __device__ __forceinline__ float4 add4(float4 a, float4 b) {
     return make_float4(__fadd_rn(a.x, b.x), __fadd_rn(a.y, b.y), __fadd_rn(a.z, b.z), __fadd_rn(a.w, b.w));
 }
 
-// A block makes M = 16 MT WM outputs of N = 8 NT WN packed time rows, or its slices' part of them, which the blocks of a
-// cluster then add. Inputs are staged activated, in bf16, [time][channel]: a tap is another first row. c_in is a
-// multiple of 16 * slices, c_out of 4, chunk divides c_in / slices.
+// A block makes M = 16 MT WM outputs of N = 8 NT WN packed time rows, or its slices' part of them, which the blocks
+// of a cluster then add. Inputs are staged activated, in bf16, [time][channel]: a tap is another first row. c_in is a
+// multiple of 16 * slices, c_out of 4; chunk divides c_in / slices.
 template <int MT, int NT, int WM, int WN, int DEPTH>
 __device__ __forceinline__ void conv_mma(const float* x, const bf16_t* w, const float* alpha, const float* inv_beta,
-                                         const Streams& streams, const ConvShape& c, const ConvEpilogue& e) {
+                                         const Streams& streams, const ConvShape& c, const Cut& cut,
+                                         const ConvEpilogue& e) {
     constexpr int M = WM * MT * 16, N = WN * NT * 8, THREADS = WM * WN * 32, PITCH = M + 4;
     static_assert(NT % 2 == 0, "load_matrices gives two tiles of columns");
     static_assert(MT <= 2, "a second tile of outputs is the next one");
     extern __shared__ __align__(16) unsigned char shared[];
     const int tid = threadIdx.x, warp = tid / 32, lane = tid % 32, wm = warp % WM, wn = warp / WM;
-    const int past = (c.taps - 1) * c.dilation, stride = c.chunk + 8;
-    const Cluster cluster(c.slices / c.share);
+    const int past = (c.taps - 1) * c.dilation, stride = cut.chunk + 8;
+    const Cluster cluster(cut.slices / cut.share);
     const int block = BLOCK_X / cluster.blocks;
 
     int* counts = (int*)shared;  // segments, staged rows
     int* staged_row = (int*)(shared + 16);
     Segment* segments = (Segment*)(staged_row + N);
     i64* source = (i64*)(segments + N);
-    bf16_t* stage = (bf16_t*)(source + (c.capacity + 1) / 2 * 2);
+    bf16_t* stage = (bf16_t*)(source + (cut.capacity + 1) / 2 * 2);
     // Sums lie as [row][output], four floats of padding a row: eight outputs of four rows are on 32 banks. A single
     // slice's take the place of its inputs.
-    float* totals = (float*)(c.share > 1 ? stage + c.capacity * stride : stage);
+    float* totals = (float*)(cut.share > 1 ? stage + cut.capacity * stride : stage);
 
     // The weights of a warp are one sequence of tiles: channels ascending, then taps.
     const int channel_tiles = c.c_in / 16, k_tiles = c.taps * channel_tiles, n_tiles = (c.c_out + 15) / 16;
-    const int slice_channels = c.c_in / c.slices, channels = slice_channels * c.share;
+    const int slice_channels = c.c_in / cut.slices, channels = slice_channels * cut.share;
     const int channel_first = cluster.mine * channels;
     const int n_first = min(block * (M / 16) + wm * MT, n_tiles - 1);
     const bf16_t* const weights = w + ((i64)n_first * k_tiles + channel_first / 16) * 256 + lane * 8;
     const int next_tile = n_first + 1 < n_tiles ? k_tiles * 256 : 0;
-    const int steps = c.chunk / 16 * c.taps;  // of a chunk
+    const int steps = cut.chunk / 16 * c.taps;  // of a chunk
     int load_tap = 0, load_at = 0;            // the next tile to load: its tap and its place
     uint4 a[DEPTH][MT];
     auto load_weights = [&](uint4(&to)[MT]) {
@@ -234,20 +133,20 @@ __device__ __forceinline__ void conv_mma(const float* x, const bf16_t* w, const 
     const int tile_first = BLOCK_Y * N;
     if (tid < 2) counts[tid] = 0;
     for (int r = tid; r < N; r += THREADS) staged_row[r] = -1;
-    for (int r = tid; r < c.capacity; r += THREADS) source[r] = 0;
+    for (int r = tid; r < cut.capacity; r += THREADS) source[r] = 0;
     __syncthreads();
     for (int i = tid; i < streams.count; i += THREADS) {
         const Window window = read_window(streams, i);
         const int begin = max(window.first, tile_first), end = min(window.first + window.rows, tile_first + N);
         if (begin >= end) continue;
         const int base = atomicAdd(&counts[1], past + end - begin);
-        if (base + past + end - begin > c.capacity) continue;
+        if (base + past + end - begin > cut.capacity) continue;
         const int at = atomicAdd(&counts[0], 1);
         if (at >= N) continue;
         segments[at] = {begin - tile_first, end - begin, base, begin - window.first, window.first, window.state};
     }
     __syncthreads();
-    const int n_segments = min(counts[0], N), staged = min(counts[1], c.capacity);
+    const int n_segments = min(counts[0], N), staged = min(counts[1], cut.capacity);
     if (n_segments == 0) return;
     for (int s = warp; s < n_segments; s += THREADS / 32) {
         const Segment segment = segments[s];
@@ -270,7 +169,7 @@ __device__ __forceinline__ void conv_mma(const float* x, const bf16_t* w, const 
     const int tap_bytes = c.dilation * stride * 2;
 
     // Who stages what: each thread keeps its four channels.
-    const int quads = c.chunk / 4, abreast = THREADS / quads, within = tid % quads * 4;
+    const int quads = cut.chunk / 4, abreast = THREADS / quads, within = tid % quads * 4;
     const int row_begin = tid / quads < abreast ? tid / quads : staged;
 
     float acc[MT][NT][4];
@@ -281,7 +180,7 @@ __device__ __forceinline__ void conv_mma(const float* x, const bf16_t* w, const 
 #pragma unroll
             for (int q = 0; q < 4; ++q) acc[i][j][q] = 0.0f;
 
-    for (int first = 0; first < channels; first += c.chunk) {
+    for (int first = 0; first < channels; first += cut.chunk) {
         if (first > 0) {
             __syncthreads();
 #pragma unroll
@@ -334,11 +233,11 @@ __device__ __forceinline__ void conv_mma(const float* x, const bf16_t* w, const 
             }
         }
 
-        const int behind = first + c.chunk;
+        const int behind = first + cut.chunk;
         if (behind % slice_channels == 0) {
             const int slice = behind / slice_channels - 1;  // of the block
             const bool more = slice % 4 > 0;
-            if (c.share == 1) __syncthreads();
+            if (cut.share == 1) __syncthreads();
             float* const mine =
                 totals + (slice / 4 * N + wn * NT * 8 + lane % 4 * 2) * PITCH + wm * MT * 16 + lane / 4;
 #pragma unroll
@@ -357,7 +256,7 @@ __device__ __forceinline__ void conv_mma(const float* x, const bf16_t* w, const 
     // Each block of the cluster finishes a part of the rows. The residual may be the output, so all that a thread
     // reads of it is read before it writes: reads overlap.
     cluster.barrier();
-    const int parts = c.share == 1 ? c.slices : c.slices / 4;  // slices, or fours, of all blocks
+    const int parts = cut.share == 1 ? cut.slices : cut.slices / 4;  // slices, or fours, of all blocks
     const int rows_each = N / cluster.blocks, row_first = cluster.mine * rows_each;
     constexpr int QUADS = M / 4, BATCH = 4;
     const i64 tile = (i64)tile_first * c.c_out;
@@ -384,8 +283,9 @@ __device__ __forceinline__ void conv_mma(const float* x, const bf16_t* w, const 
                 for (int g = 0; g < 4; ++g)
                     if (four + g < parts) {
                         const int part = four + g;
-                        p[g] = c.share == 1 ? cluster.load(sums, part)
-                                            : cluster.load(sums + part % (c.share / 4) * N * PITCH, part * 4 / c.share);
+                        p[g] = cut.share == 1
+                                   ? cluster.load(sums, part)
+                                   : cluster.load(sums + part % (cut.share / 4) * N * PITCH, part * 4 / cut.share);
                     }
 #pragma unroll
                 for (int g = 1; g < 4; ++g)
@@ -403,19 +303,12 @@ __device__ __forceinline__ void conv_mma(const float* x, const bf16_t* w, const 
     if (cluster.blocks > 1) cluster.barrier();
 }
 
-#define CONV_PARAMETERS(WEIGHT)                                                                                     \
-    const float *x, const WEIGHT *w, const float *bias, const float *alpha, const float *inv_beta,                  \
-        const void *state, int state_bf16, i64 slot_stride, int slots, const int *windows, int count, int rate,     \
-        int rows, const float *residual, float *out, int clamp, int c_in, int c_out, int taps, int dilation
-#define CONV_STREAMS \
-    Streams { windows, count, rate, rows, state, state_bf16, slot_stride, slots }
-
 // conv_mma_{outputs}x{rows}
 #define CONV_MMA(NAME, MT, NT, WM, WN, DEPTH)                                                                       \
     extern "C" __global__ void __launch_bounds__(WM * WN * 32, 2)                                                   \
         NAME(CONV_PARAMETERS(bf16_t), int slices, int share, int chunk, int capacity) {                             \
         conv_mma<MT, NT, WM, WN, DEPTH>(x, w, alpha, inv_beta, CONV_STREAMS,                                        \
-                                        ConvShape{c_in, c_out, taps, dilation, slices, share, chunk, capacity},     \
+                                        ConvShape{c_in, c_out, taps, dilation}, Cut{slices, share, chunk, capacity}, \
                                         ConvEpilogue{bias, residual, out, clamp});                                  \
     }
 CONV_MMA(conv_mma_64x32, 1, 2, 4, 2, 8)
@@ -423,250 +316,3 @@ CONV_MMA(conv_mma_96x64, 2, 4, 3, 2, 4)
 CONV_MMA(conv_mma_96x128, 2, 8, 3, 2, 2)
 CONV_MMA(conv_mma_128x64, 2, 4, 4, 2, 4)
 CONV_MMA(conv_mma_128x128, 2, 8, 4, 2, 2)
-
-// ---------------------------------------------------------------------------------------------------------------
-// Any shape: f32 weights, and bf16 ones whose channels do not divide into tiles. A block makes 64 outputs of 64 rows.
-
-template <bool BF16>
-__device__ __forceinline__ void conv_any(const float* x, const void* w, const float* alpha, const float* inv_beta,
-                                         const Streams& streams, const ConvShape& c, const ConvEpilogue& e) {
-    constexpr int TILE = 64, STEP = 16;
-    __shared__ __align__(16) float xs[STEP][TILE + 4];
-    __shared__ __align__(16) float ws[STEP][TILE + 4];
-    __shared__ int row_first[TILE];  // first row of the row's window; -1: none
-    __shared__ i64 row_state[TILE];
-    const int tid = threadIdx.x, k_all = c.taps * c.c_in, k_tiles = (k_all + 15) / 16;
-    const int past = (c.taps - 1) * c.dilation;
-    const int tile_first = BLOCK_Y * TILE, channel_first = BLOCK_X * TILE;
-    const bool rounded = BF16 || streams.state_bf16;
-    release_dependents();
-    dependency_wait();
-
-    if (tid < TILE) row_first[tid] = -1;
-    __syncthreads();
-    for (int i = tid; i < streams.count; i += 256) {
-        const Window window = read_window(streams, i);
-        const int begin = max(window.first, tile_first), end = min(window.first + window.rows, tile_first + TILE);
-        for (int row = begin; row < end; ++row) {
-            row_first[row - tile_first] = window.first;
-            row_state[row - tile_first] = window.state;
-        }
-    }
-    __syncthreads();
-
-    float acc[4][4] = {};
-    const int ty = tid / 16, tx = tid % 16;
-    for (int k0 = 0; k0 < k_all; k0 += STEP) {
-        const int kk = tid % STEP, k = k0 + kk;
-        const int tap = k / c.c_in, channel = k - tap * c.c_in;
-        const int back = (c.taps - 1 - tap) * c.dilation;
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            const int r = tid / STEP + i * 16;
-            const int first = row_first[r], position = tile_first + r - first - back;
-            float v = 0.0f;
-            if (first >= 0 && k < k_all) {
-                if (position >= 0) {
-                    v = x[(i64)(first + position) * c.c_in + channel];
-                    if (alpha) v = snake(v, alpha[channel], inv_beta[channel]);
-                } else {
-                    v = carried(streams, row_state[r] + (i64)(past + position) * c.c_in + channel);
-                }
-            }
-            xs[kk][r] = rounded ? round_bf16(v) : v;
-            const int n = channel_first + r;
-            float weight = 0.0f;
-            if (n < c.c_out && k < k_all)
-                weight = BF16 ? tiled_weight((const bf16_t*)w, k_tiles, n, k) : ((const float*)w)[(i64)n * k_all + k];
-            ws[kk][r] = weight;
-        }
-        __syncthreads();
-#pragma unroll
-        for (int s = 0; s < STEP; ++s) {
-            const float4 xv = *(const float4*)&xs[s][ty * 4], wv = *(const float4*)&ws[s][tx * 4];
-            const float xr[4] = {xv.x, xv.y, xv.z, xv.w}, wr[4] = {wv.x, wv.y, wv.z, wv.w};
-#pragma unroll
-            for (int i = 0; i < 4; ++i)
-#pragma unroll
-                for (int j = 0; j < 4; ++j) acc[i][j] = __fmaf_rn(xr[i], wr[j], acc[i][j]);
-        }
-        __syncthreads();
-    }
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-        const int r = ty * 4 + i;
-        if (row_first[r] < 0) continue;
-#pragma unroll
-        for (int j = 0; j < 4; ++j) {
-            const int channel = channel_first + tx * 4 + j;
-            if (channel < c.c_out) store_one(e, (i64)(tile_first + r) * c.c_out + channel, channel, acc[i][j]);
-        }
-    }
-}
-
-#define CONV_ANY(NAME, WEIGHT, BF16)                                                                                \
-    extern "C" __global__ void __launch_bounds__(256) NAME(CONV_PARAMETERS(WEIGHT)) {                               \
-        conv_any<BF16>(x, w, alpha, inv_beta, CONV_STREAMS,     \
-                       ConvShape{c_in, c_out, taps, dilation, 1, 0, 0}, ConvEpilogue{bias, residual, out, clamp});  \
-    }
-CONV_ANY(conv_any_f32, float, false)
-CONV_ANY(conv_any_bf16, bf16_t, true)
-
-// ---------------------------------------------------------------------------------------------------------------
-// One output of seven taps side by side: the samples. A block makes 128 rows of one window; four lanes share four rows,
-// lane j takes every fourth channel from j on. Staged rows are c_in + 1 floats apart.
-
-template <bool BF16>
-__device__ __forceinline__ void conv_to_one(const float* x, const void* w, const float* alpha, const float* inv_beta,
-                                            const Streams& streams, const ConvShape& c, const ConvEpilogue& e) {
-    constexpr int TAPS = 7, ROWS = 128, PAST = TAPS - 1;
-    extern __shared__ __align__(16) float to_one_shared[];
-    __shared__ int found;
-    const int tid = threadIdx.x, stride = c.c_in + 1, k_tiles = (TAPS * c.c_in + 15) / 16;
-    float* ws = to_one_shared;
-    float* xs = ws + TAPS * c.c_in;
-    for (int k = tid; k < TAPS * c.c_in; k += ROWS)
-        ws[k] = BF16 ? tiled_weight((const bf16_t*)w, k_tiles, 0, k) : ((const float*)w)[k];
-    release_dependents();
-    dependency_wait();
-
-    const int tile_first = BLOCK_X * ROWS;
-    if (tid == 0) found = -1;
-    __syncthreads();
-    for (int i = tid; i < streams.count; i += ROWS) {
-        const Window window = read_window(streams, i);
-        if (window.first <= tile_first && tile_first < window.first + window.rows) found = i;
-    }
-    __syncthreads();
-    if (found < 0) return;
-    const Window window = read_window(streams, found);
-
-    const int warp = tid / 32, lane = tid % 32;
-    for (int channel = lane; channel < c.c_in; channel += 32) {
-        const float al = alpha ? alpha[channel] : 0.0f, be = alpha ? inv_beta[channel] : 0.0f;
-#pragma unroll 4
-        for (int row = warp; row < ROWS + PAST; row += ROWS / 32) {
-            const int position = tile_first - window.first - PAST + row;
-            float v = position >= 0 ? x[(i64)(window.first + position) * c.c_in + channel]
-                                    : carried(streams, window.state + (i64)(PAST + position) * c.c_in + channel);
-            if (alpha && position >= 0) v = snake(v, al, be);
-            xs[row * stride + channel] = BF16 || streams.state_bf16 ? round_bf16(v) : v;
-        }
-    }
-    __syncthreads();
-
-    const int j = tid % 4, row = tid / 4 * 4;
-    float acc[4] = {};
-    for (int channel = j; channel < c.c_in; channel += 4) {
-        float in[PAST + 4];
-#pragma unroll
-        for (int i = 0; i < PAST + 4; ++i) in[i] = xs[(row + i) * stride + channel];
-#pragma unroll
-        for (int tap = 0; tap < TAPS; ++tap) {
-            const float weight = ws[tap * c.c_in + channel];
-#pragma unroll
-            for (int q = 0; q < 4; ++q) acc[q] = __fmaf_rn(in[q + tap], weight, acc[q]);
-        }
-    }
-    float v = 0.0f;
-#pragma unroll
-    for (int q = 0; q < 4; ++q) {
-        float sum = __fadd_rn(acc[q], __shfl_xor_sync(0xffffffffu, acc[q], 1));
-        sum = __fadd_rn(sum, __shfl_xor_sync(0xffffffffu, sum, 2));
-        if (q == j) v = sum;
-    }
-    store_one(e, tile_first + row + j, 0, v);
-}
-
-#define CONV_TO_ONE(NAME, WEIGHT, BF16)                                                                             \
-    extern "C" __global__ void __launch_bounds__(128) NAME(CONV_PARAMETERS(WEIGHT)) {                               \
-        conv_to_one<BF16>(x, w, alpha, inv_beta, CONV_STREAMS,  \
-                          ConvShape{c_in, c_out, taps, dilation, 1, 0, 0},                                          \
-                          ConvEpilogue{bias, residual, out, clamp});                                                \
-    }
-CONV_TO_ONE(conv_to_one_f32, float, false)
-CONV_TO_ONE(conv_to_one_bf16, bf16_t, true)
-
-// ---------------------------------------------------------------------------------------------------------------
-// The last `past` activated inputs of each window become its slot's state. Behind the convolution, which reads the
-// old state. A block takes 32 channels of one window, 64 rows at a time: all are read before any is written, and
-// what later rows still need lies behind what has been written.
-
-extern "C" __global__ void __launch_bounds__(256)
-    conv_state(const float* x, const float* alpha, const float* inv_beta, void* state, int state_bf16, i64 slot_stride,
-               int slots, const int* windows, int count, int rate, int rows, int channels, int past) {
-    release_dependents();
-    dependency_wait();
-    const Streams streams = CONV_STREAMS;
-    const Window window = read_window(streams, BLOCK_Y);
-    if (window.rows == 0) return;
-    const int channel = BLOCK_X * 32 + threadIdx.x % 32;
-    const bool active = channel < channels;
-    const float al = alpha && active ? alpha[channel] : 0.0f, be = alpha && active ? inv_beta[channel] : 0.0f;
-    for (int first = 0; first < past; first += 64) {
-        float v[8];
-#pragma unroll
-        for (int i = 0; i < 8; ++i) {
-            const int row = first + threadIdx.x / 32 + i * 8;
-            const int from = row + window.rows;  // within old state and window, one behind the other
-            if (!active || row >= past) continue;
-            if (from < past) {
-                v[i] = carried(streams, window.state + (i64)from * channels + channel);
-            } else {
-                v[i] = x[(i64)(window.first + from - past) * channels + channel];
-                if (alpha) v[i] = snake(v[i], al, be);
-            }
-        }
-        __syncthreads();
-#pragma unroll
-        for (int i = 0; i < 8; ++i) {
-            const int row = first + threadIdx.x / 32 + i * 8;
-            if (active && row < past) carry(state, state_bf16, window.state + (i64)row * channels + channel, v[i]);
-        }
-        __syncthreads();
-    }
-}
-
-// ---------------------------------------------------------------------------------------------------------------
-// Depthwise: a thread owns one channel of one window, its state too.
-
-extern "C" __global__ void __launch_bounds__(128)
-    depthwise_conv(const float* __restrict__ x, const float* __restrict__ w, const float* __restrict__ bias,
-                   void* state, int state_bf16, i64 slot_stride, int slots, const int* windows, int count, int rate,
-                   int rows, float* __restrict__ out, int channels, int taps) {
-    release_dependents();
-    dependency_wait();
-    const Streams streams = CONV_STREAMS;
-    const Window window = read_window(streams, BLOCK_Y);
-    const int channel = BLOCK_X * 128 + threadIdx.x;
-    if (window.rows == 0 || channel >= channels) return;
-    const int past = taps - 1;
-    const i64 own = window.state + channel;
-    const float* in = x + (i64)window.first * channels + channel;
-    float* to = out + (i64)window.first * channels + channel;
-    const float b = bias[channel];
-    for (int t = 0; t < window.rows; ++t) {
-        float sum = 0.0f;
-#pragma unroll 7
-        for (int tap = 0; tap < taps; ++tap) {
-            const int position = t - past + tap;
-            float v = position >= 0 ? in[(i64)position * channels]
-                                    : carried(streams, own + (i64)(past + position) * channels);
-            if (state_bf16) v = round_bf16(v);
-            sum = __fmaf_rn(v, w[tap * channels + channel], sum);
-        }
-        to[(i64)t * channels] = __fadd_rn(sum, b);
-    }
-    for (int first = 0; first < past; first += 8) {
-        float v[8];
-#pragma unroll
-        for (int i = 0; i < 8; ++i) {
-            const int from = first + i + window.rows;  // within old state and window, one behind the other
-            if (first + i < past)
-                v[i] = from < past ? carried(streams, own + (i64)from * channels) : in[(i64)(from - past) * channels];
-        }
-#pragma unroll
-        for (int i = 0; i < 8; ++i)
-            if (first + i < past) carry(state, state_bf16, own + (i64)(first + i) * channels, v[i]);
-    }
-}
