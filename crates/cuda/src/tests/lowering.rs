@@ -14,7 +14,7 @@ use crate::lower::Target;
 const INTERNAL: &[&str] = &["pack_bf16", "pack_f32"];
 
 /// Lower every case of the kernel check for one architecture; nothing runs, so what the check compares means nothing.
-fn lower_all(arch: &str, target: Target, shared_kib: usize) -> (Seen, BTreeSet<String>) {
+fn lower_all(arch: &'static str, target: Target, shared_kib: usize) -> (Seen, BTreeSet<String>) {
     let kernels = compile(arch);
     let names = kernels.keys().cloned().collect();
     let mut all = Seen::default();
