@@ -56,7 +56,6 @@ struct Layer {
 /// Weights and workspace of a stack for passes of `rows` rows.
 struct Stack<'a> {
     o: &'a Operands,
-    widths: Widths,
     layers: Vec<Layer>,
     caches: Vec<laneway_device::op::KvCache>,
     x: View,
@@ -94,7 +93,6 @@ impl<'a> Stack<'a> {
         };
         Ok(Self {
             o,
-            widths,
             layers: (0..widths.layers).map(layer).collect::<Result<_>>()?,
             caches: (0..widths.layers)
                 .map(|_| o.cache(cache))

@@ -108,6 +108,11 @@ impl Data {
         Data::new(self.dtype, out)
     }
 
+    /// The first `len` elements.
+    pub(crate) fn first(&self, len: usize) -> Data {
+        Data::new(self.dtype, self.bytes[..len * self.dtype.size()].to_vec())
+    }
+
     /// First element whose bits differ, and both.
     pub(crate) fn first_difference(&self, other: &Data) -> Option<(usize, u32, u32)> {
         if self.bytes == other.bytes && self.dtype == other.dtype {
@@ -129,6 +134,8 @@ pub(crate) enum Measure {
     Exact,
     /// ‖out − ref‖ / ‖ref‖ at most this. Where the reference holds poison (or an infinity), so must the subject.
     Relative(f64),
+    /// As `Relative` for the first `len` elements; what lies behind them is nobody's.
+    Prefix { bound: f64, len: usize },
     /// Tokens: other ones only where `margin(row, reference's, subject's)` is below [`TOKEN_MARGIN`].
     Tokens {
         stride: usize,
@@ -151,8 +158,8 @@ pub(crate) struct Difference {
 impl Measure {
     pub(crate) fn bound(&self) -> f64 {
         match self {
-            Measure::Relative(bound) => *bound,
-            _ => 0.0,
+            Measure::Relative(bound) | Measure::Prefix { bound, .. } => *bound,
+            Measure::Exact | Measure::Tokens { .. } => 0.0,
         }
     }
 
@@ -166,6 +173,7 @@ impl Measure {
                 Some((i, got, want)) => problem(format!("[{i}] is {got:#x}, not {want:#x}")),
             },
             Measure::Relative(bound) => relative(subject, reference, *bound),
+            Measure::Prefix { bound, len } => relative(&subject.first(*len), &reference.first(*len), *bound),
             Measure::Tokens { stride, margin } => tokens(subject, reference, *stride, &**margin),
         }
     }

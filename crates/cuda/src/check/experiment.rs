@@ -331,6 +331,10 @@ impl Experiment {
             let (Role::Output(own), Some(got), Some(want)) = (&operand.role, &got[i], &want[i]) else {
                 return None;
             };
+            let (got, want) = match own {
+                Measure::Prefix { len, .. } => (&got.first(*len), &want.first(*len)),
+                _ => (got, want),
+            };
             let measure = match own {
                 Measure::Relative(_) if bound > 0.0 => Measure::Relative(bound),
                 _ => Measure::Exact,
