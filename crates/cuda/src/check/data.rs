@@ -94,10 +94,6 @@ impl Data {
         }
     }
 
-    pub(crate) fn to_floats(&self) -> Vec<f32> {
-        (0..self.len()).map(|i| self.float(i)).collect()
-    }
-
     /// Rows of `width` elements, picked and put in order.
     pub(crate) fn pick_rows(&self, width: usize, rows: &[usize]) -> Data {
         let bytes = width * self.dtype.size();

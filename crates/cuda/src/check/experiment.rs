@@ -220,11 +220,6 @@ impl Experiment {
         self
     }
 
-    /// Contents before a run.
-    pub(crate) fn initial(&self, slot: Slot) -> &Data {
-        &self.operands[slot.0].data
-    }
-
     /// The experiment over some of its rows only, in this order.
     pub(crate) fn select(&self, rows: &[usize]) -> Experiment {
         let mut selected = self.clone();
