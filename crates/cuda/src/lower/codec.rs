@@ -226,7 +226,8 @@ fn tensor_cores(op: &op::Conv, target: Target) -> Option<Launch> {
     };
     let blocks = |tile: &Tile| op.w.n.div_ceil(tile.outputs) * op.rows.div_ceil(tile.rows) * (slices / share);
     let (tile, staging) = tiles.iter().find_map(|tile| {
-        let enough = tile.kernel == FEW.kernel || blocks(tile) >= target.sms as usize;
+        let full = op.rows >= tile.rows && blocks(tile) * 4 >= target.sms as usize * 3;
+        let enough = full || tile.kernel == FEW.kernel;
         let staging = Staging::new(op, tile, slices, share, op.windows.count, target)?;
         enough.then_some((tile, staging))
     })?;
