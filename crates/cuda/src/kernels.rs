@@ -24,7 +24,22 @@ pub(crate) const SOURCES: &[(&str, &str)] = &[
     ("rows", include_str!("../kernels/rows.cu")),
     ("sequence", include_str!("../kernels/sequence.cu")),
     ("sample", include_str!("../kernels/sample.cu")),
-    ("codec", include_str!("../kernels/codec.cu")),
+    (
+        "codec",
+        concat!(
+            include_str!("../kernels/streams.cuh"),
+            "#line 1 \"codec.cu\"\n",
+            include_str!("../kernels/codec.cu")
+        ),
+    ),
+    (
+        "codec_any",
+        concat!(
+            include_str!("../kernels/streams.cuh"),
+            "#line 1 \"codec_any.cu\"\n",
+            include_str!("../kernels/codec_any.cu")
+        ),
+    ),
     ("clip", include_str!("../kernels/clip.cu")),
 ];
 

@@ -9,6 +9,7 @@
 //! Nothing here links against CUDA: driver and compiler are loaded when a device is opened, and a machine
 //! without them gets an error that says so.
 
+pub mod bench;
 pub mod check;
 mod cache;
 mod context;

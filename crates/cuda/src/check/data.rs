@@ -94,10 +94,6 @@ impl Data {
         }
     }
 
-    pub(crate) fn to_floats(&self) -> Vec<f32> {
-        (0..self.len()).map(|i| self.float(i)).collect()
-    }
-
     /// Rows of `width` elements, picked and put in order.
     pub(crate) fn pick_rows(&self, width: usize, rows: &[usize]) -> Data {
         let bytes = width * self.dtype.size();
@@ -106,6 +102,11 @@ impl Data {
             out.extend_from_slice(&self.bytes[row * bytes..][..bytes]);
         }
         Data::new(self.dtype, out)
+    }
+
+    /// The first `len` elements.
+    pub(crate) fn first(&self, len: usize) -> Data {
+        Data::new(self.dtype, self.bytes[..len * self.dtype.size()].to_vec())
     }
 
     /// First element whose bits differ, and both.
@@ -129,6 +130,8 @@ pub(crate) enum Measure {
     Exact,
     /// ‖out − ref‖ / ‖ref‖ at most this. Where the reference holds poison (or an infinity), so must the subject.
     Relative(f64),
+    /// As `Relative` for the first `len` elements; what lies behind them is nobody's.
+    Prefix { bound: f64, len: usize },
     /// Tokens: other ones only where `margin(row, reference's, subject's)` is below [`TOKEN_MARGIN`].
     Tokens {
         stride: usize,
@@ -151,8 +154,8 @@ pub(crate) struct Difference {
 impl Measure {
     pub(crate) fn bound(&self) -> f64 {
         match self {
-            Measure::Relative(bound) => *bound,
-            _ => 0.0,
+            Measure::Relative(bound) | Measure::Prefix { bound, .. } => *bound,
+            Measure::Exact | Measure::Tokens { .. } => 0.0,
         }
     }
 
@@ -166,6 +169,7 @@ impl Measure {
                 Some((i, got, want)) => problem(format!("[{i}] is {got:#x}, not {want:#x}")),
             },
             Measure::Relative(bound) => relative(subject, reference, *bound),
+            Measure::Prefix { bound, len } => relative(&subject.first(*len), &reference.first(*len), *bound),
             Measure::Tokens { stride, margin } => tokens(subject, reference, *stride, &**margin),
         }
     }

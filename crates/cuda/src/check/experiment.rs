@@ -220,11 +220,6 @@ impl Experiment {
         self
     }
 
-    /// Contents before a run.
-    pub(crate) fn initial(&self, slot: Slot) -> &Data {
-        &self.operands[slot.0].data
-    }
-
     /// The experiment over some of its rows only, in this order.
     pub(crate) fn select(&self, rows: &[usize]) -> Experiment {
         let mut selected = self.clone();
@@ -330,6 +325,10 @@ impl Experiment {
         self.operands.iter().enumerate().find_map(|(i, operand)| {
             let (Role::Output(own), Some(got), Some(want)) = (&operand.role, &got[i], &want[i]) else {
                 return None;
+            };
+            let (got, want) = match own {
+                Measure::Prefix { len, .. } => (&got.first(*len), &want.first(*len)),
+                _ => (got, want),
             };
             let measure = match own {
                 Measure::Relative(_) if bound > 0.0 => Measure::Relative(bound),

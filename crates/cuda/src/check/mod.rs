@@ -9,9 +9,9 @@
 //! inputs that were rounded so: what remains is the order of sums, and the bounds are those of f32.
 
 mod cases;
-mod data;
+pub(crate) mod data;
 mod experiment;
-mod random;
+pub(crate) mod random;
 mod rig;
 mod streams;
 #[cfg(test)]

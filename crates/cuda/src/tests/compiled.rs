@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::env;
+use std::sync::{Arc, Mutex, OnceLock};
 
 use crate::cubin::{self, Kernel};
 use crate::kernels::{SOURCES, Unit};
@@ -28,7 +29,7 @@ pub(super) struct Built {
 ///
 /// # Panics
 /// When the variable does not name it: a kernel that was not compiled was not tested.
-fn nvrtc() -> &'static Nvrtc {
+pub(super) fn nvrtc() -> &'static Nvrtc {
     assert!(
         env::var_os(NVRTC_DIR_VARIABLE).is_some(),
         "{NVRTC_DIR_VARIABLE} must name the directory with libnvrtc.so.13 and its builtins: run `make test`, which \
@@ -37,8 +38,17 @@ fn nvrtc() -> &'static Nvrtc {
     Nvrtc::get().unwrap()
 }
 
-/// All kernels for `arch`, by name.
-pub(super) fn compile(arch: &str) -> BTreeMap<String, Built> {
+/// Kernels by name.
+pub(super) type Kernels = Arc<BTreeMap<String, Built>>;
+
+/// All kernels for `arch`; compiled by the first test that asks.
+pub(super) fn compile(arch: &'static str) -> Kernels {
+    static BUILT: Mutex<BTreeMap<&str, Arc<OnceLock<Kernels>>>> = Mutex::new(BTreeMap::new());
+    let built = Arc::clone(BUILT.lock().unwrap().entry(arch).or_default());
+    Arc::clone(built.get_or_init(|| Arc::new(compile_all(arch))))
+}
+
+fn compile_all(arch: &str) -> BTreeMap<String, Built> {
     let mut all = BTreeMap::new();
     for &(unit, text) in SOURCES {
         let compiled = Unit::new(unit, text, arch, false).compile(nvrtc()).unwrap();

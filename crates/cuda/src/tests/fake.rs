@@ -1,7 +1,7 @@
 //! A device that lowers what is launched and holds it against the compiled kernels, in place of running it.
 
 use std::any::Any;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -13,7 +13,7 @@ use laneway_device::{
 };
 use parking_lot::Mutex;
 
-use super::compiled::Built;
+use super::compiled::Kernels;
 use crate::kernels::launch_problem;
 use crate::launch::Launch;
 use crate::lower::{self, Target};
@@ -30,7 +30,7 @@ pub(super) struct Seen {
 
 #[derive(Debug)]
 struct Shared {
-    kernels: BTreeMap<String, Built>,
+    kernels: Kernels,
     target: Target,
     /// Shared memory of a block at most, in bytes.
     shared_bytes: usize,
@@ -46,12 +46,7 @@ pub(super) struct FakeDevice {
 }
 
 impl FakeDevice {
-    pub(super) fn new(
-        kernels: BTreeMap<String, Built>,
-        target: Target,
-        shared_bytes: usize,
-        weights: DType,
-    ) -> Self {
+    pub(super) fn new(kernels: Kernels, target: Target, shared_bytes: usize, weights: DType) -> Self {
         Self {
             shared: Arc::new(Shared {
                 kernels,

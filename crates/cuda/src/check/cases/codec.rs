@@ -17,6 +17,8 @@ const BOUND: f64 = 3e-5;
 const SNAKE_BOUND: f64 = 1e-4;
 /// State that was rounded to bfloat16, or not, beside the other.
 const STATE_BOUND: f64 = 4e-3;
+/// What rows of padding hold.
+const STALE: f32 = 1e4;
 /// Elements of a slot ahead of the case's state.
 const OFFSET: usize = 16;
 
@@ -35,6 +37,8 @@ struct Shape {
     weights: DType,
     pool: DType,
     frames: &'static [usize],
+    /// Frames behind the last window, as a step has them that fills up a bucket.
+    padding: usize,
 }
 
 const BASE: Shape = Shape {
@@ -50,7 +54,12 @@ const BASE: Shape = Shape {
     weights: DType::F32,
     pool: DType::F32,
     frames: &[4, 1, 3],
+    padding: 0,
 };
+
+const fn padded(shape: Shape) -> Shape {
+    Shape { padding: 2, ..shape }
+}
 
 /// A residual unit's first convolution.
 const fn unit(channels: usize, rate: usize, dilation: usize) -> Shape {
@@ -108,10 +117,17 @@ const SMALL: &[Shape] = &[
     unit(24, 1, 9),
     second(16, 4),
     second(7, 2),
+    padded(unit(16, 4, 9)),
+    padded(second(16, 4)),
+    padded(transposed(8, 5, 2)),
     transposed(8, 5, 2),
     transposed(6, 3, 4),
     exit(12, 6),
     exit(5, 3),
+    Shape {
+        frames: &[2, 1],
+        ..exit(5, 128)
+    },
     Shape {
         c_in: 32,
         c_out: 64,
@@ -154,6 +170,8 @@ const RELEASED: &[Shape] = &[
     unit(96, 1920, 9),
     second(96, 1920),
     exit(96, 1920),
+    padded(unit(384, 160, 3)),
+    padded(exit(96, 1920)),
 ];
 
 pub(super) fn cases(context: &Context, out: &mut Vec<Case>) {
@@ -192,6 +210,7 @@ fn push(context: &Context, shape: Shape, out: &mut Vec<Case>) {
         (shape.snake, " snake"),
         (shape.residual, " res"),
         (shape.clamp, " clamp"),
+        (shape.padding > 0, " pad"),
     ] {
         if with {
             name += what;
@@ -303,9 +322,11 @@ impl Operands {
     fn launch(&self, cuts: &[Cut], pool: Option<&Data>) -> (Experiment, StreamSlots) {
         let shape = self.shape;
         let rate = shape.rate;
-        let rows = cuts.iter().map(|cut| cut.frames).sum::<usize>() * rate;
+        let covered = cuts.iter().map(|cut| cut.frames).sum::<usize>() * rate;
+        let rows = covered + shape.padding * rate;
         let mut e = Experiment::new(rows);
-        let inputs = packed(&self.x, cuts, rate * shape.c_in);
+        let mut inputs = packed(&self.x, cuts, rate * shape.c_in);
+        inputs.resize(rows * shape.c_in, STALE);
         let x = e.input("x", Data::floats(&inputs));
         let w = e.weights(shape.c_out, shape.taps * shape.c_in, self.w.clone());
         let bias = shape.bias.then(|| e.shared("bias", self.bias.clone()));
@@ -328,12 +349,20 @@ impl Operands {
             (true, ..) => SNAKE_BOUND,
             _ => BOUND,
         };
+        let measure = match shape.padding {
+            0 => Measure::Relative(bound),
+            _ => Measure::Prefix {
+                bound,
+                len: covered * shape.c_out,
+            },
+        };
         let out = match shape.residual {
             true => {
-                let residual = packed(&self.residual, cuts, rate * shape.c_out);
-                e.in_out("out", Data::floats(&residual), Measure::Relative(bound))
+                let mut residual = packed(&self.residual, cuts, rate * shape.c_out);
+                residual.resize(rows * shape.c_out, STALE);
+                e.in_out("out", Data::floats(&residual), measure)
             }
-            false => e.output("out", DType::F32, rows * shape.c_out, Measure::Relative(bound)),
+            false => e.output("out", DType::F32, rows * shape.c_out, measure),
         };
         let count = cuts.len();
         let conv = move |p: &crate::check::experiment::Placed, rows: usize| Conv {
