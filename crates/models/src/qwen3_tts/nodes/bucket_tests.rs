@@ -2,12 +2,13 @@
 
 use std::sync::Arc;
 
-use laneway_models_decl::qwen3_tts::{CODEC, TALKER, TALKER_PREFILL};
+use laneway_models_decl::qwen3_tts::{CODEC, REF_ENCODER, TALKER, TALKER_PREFILL};
 
 use crate::checkpoint::config::StackConfig;
 use crate::qwen3_tts::Qwen3Tts;
 use crate::qwen3_tts::prompt::TextLayout;
-use crate::qwen3_tts::request::{SpeechInput, TtsRequest};
+use crate::qwen3_tts::reference::ReferenceClip;
+use crate::qwen3_tts::request::{CloneInput, SpeechInput, TtsRequest};
 use crate::qwen3_tts::test_device::{Counts, bucketed};
 use crate::qwen3_tts::test_engine::{Running, Spoken, finish, tiny};
 use crate::qwen3_tts::test_support::{tiny as tiny_checkpoint, true_size};
@@ -60,6 +61,45 @@ fn padding_changes_neither_a_code_nor_a_sample() {
             assert_eq!(together(&running, n, frames), alone[..n], "{n} rows of {rows}");
             assert_eq!(counts.of("chain").captures, captures, "a step never captures");
         }
+    }
+}
+
+/// Every second one an in-context clone, whose reference primes the codec.
+fn clone_request(model: &Qwen3Tts, i: usize) -> TtsRequest {
+    let samples: Vec<f32> = (0..9000 + 1920 * i)
+        .map(|t| (t as f32 * 0.05).sin() * 0.3)
+        .collect();
+    let in_context = i.is_multiple_of(2);
+    let input = SpeechInput {
+        text: ["Hi.", "One, two, three!"][i % 2].into(),
+        reference: Some(CloneInput {
+            clip: ReferenceClip {
+                samples: samples.into(),
+                sample_rate_hz: ReferenceClip::SAMPLE_RATE_HZ,
+                in_context,
+            },
+            text: in_context.then(|| "The user said so.".into()),
+        }),
+        seed: 5 + i as u64,
+        max_frames: Some(6 + i as u32),
+        ..SpeechInput::default()
+    };
+    model.requests().build(&input).unwrap()
+}
+
+#[test]
+fn padding_changes_no_sample_of_a_clone() {
+    let model = tiny("base");
+    let nodes = &[(TALKER, 0), (CODEC, 1), (REF_ENCODER, 2)];
+    let exact = Running::new(model.clone(), nodes, 1);
+    let (running, _) = on_buckets(model.clone(), nodes, 7);
+    let streams: Vec<_> = (0..5)
+        .map(|i| running.submit(&format!("clone {i}"), clone_request(&model, i), None))
+        .collect();
+    for (i, stream) in streams.into_iter().enumerate() {
+        let alone = exact.run(clone_request(&model, i));
+        assert!(!alone.samples.is_empty());
+        assert!(finish(stream) == alone, "clone {i}");
     }
 }
 
