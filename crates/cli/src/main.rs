@@ -4,6 +4,7 @@ mod bench;
 mod client;
 mod config;
 mod health;
+mod kernels;
 mod say;
 mod system;
 mod up;
@@ -51,6 +52,8 @@ enum Command {
     Voices(voices::Arguments),
     /// Measure throughput and latency through the gateway.
     Bench(bench::Arguments),
+    /// Compare or time the operations of a device.
+    Kernels(kernels::Arguments),
     /// Ask a service whether it serves.
     Health(health::Arguments),
 }
@@ -109,6 +112,7 @@ async fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
         Command::Verify(arguments) => tokio::task::spawn_blocking(move || verify::run(&arguments)).await?,
         Command::Voices(arguments) => voices::run(arguments).await,
         Command::Bench(arguments) => bench::run(arguments).await,
+        Command::Kernels(arguments) => tokio::task::spawn_blocking(move || kernels::run(&arguments)).await?,
         Command::Health(arguments) => health::run(arguments).await,
     }
 }

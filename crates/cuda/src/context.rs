@@ -1,10 +1,11 @@
 //! The driver, the device's primary context, and what must outlive everything made in it.
 
 use std::cell::Cell;
+use std::collections::BTreeMap;
 use std::ffi::c_void;
 use std::ptr::{null_mut, with_exposed_provenance_mut};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
 
 use cudarc::driver::sys;
 use laneway_device::{DeviceError, Result};
@@ -85,7 +86,20 @@ thread_local! {
 }
 
 impl Context {
+    /// The process's context of the device: every opening of it shares one, because what one of them captures,
+    /// frees or waits for concerns the others too.
     pub(crate) fn open(ordinal: usize) -> Result<Arc<Self>> {
+        static OPEN: Mutex<BTreeMap<usize, Weak<Context>>> = Mutex::new(BTreeMap::new());
+        let mut open = OPEN.lock();
+        if let Some(context) = open.get(&ordinal).and_then(Weak::upgrade) {
+            return Ok(context);
+        }
+        let context = Arc::new(Self::retain(ordinal)?);
+        open.insert(ordinal, Arc::downgrade(&context));
+        Ok(context)
+    }
+
+    fn retain(ordinal: usize) -> Result<Self> {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         let name = format!("cuda:{ordinal}");
         let driver_version = load_driver(&name)?;
@@ -108,7 +122,7 @@ impl Context {
         };
         context.bind()?;
         *context.service.lock() = context.create_stream(0)?;
-        Ok(Arc::new(context))
+        Ok(context)
     }
 
     /// Check the answer of a call outside any stream.

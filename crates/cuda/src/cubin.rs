@@ -10,6 +10,8 @@ use std::collections::BTreeMap;
 pub(crate) struct Kernel {
     /// Bytes of each parameter, in order.
     pub(crate) parameters: Vec<usize>,
+    /// Threads that a block may have, where the source bounds it.
+    pub(crate) max_threads: Option<usize>,
     /// Bytes of machine code.
     pub(crate) code_bytes: usize,
 }
@@ -23,6 +25,8 @@ const INFO: &str = ".nv.info.";
 const FORMAT_SIZED: u8 = 4;
 /// Attribute: one parameter.
 const PARAMETER: u8 = 0x17;
+/// Attribute: the bounds of a block, along x, y and z.
+const MAX_THREADS: u8 = 0x05;
 
 /// Kernels by name.
 ///
@@ -33,8 +37,8 @@ pub(crate) fn kernels(cubin: &[u8]) -> Result<BTreeMap<String, Kernel>, String> 
     let sections = sections(cubin).ok_or("not a whole ELF file")?;
     for (name, body) in &sections {
         if let Some(kernel) = name.strip_prefix(INFO) {
-            let parameters = parameters(body).ok_or_else(|| format!("{name}: not a list of attributes"))?;
-            kernels.entry(kernel.to_owned()).or_default().parameters = parameters;
+            let described = describe(body).ok_or_else(|| format!("{name}: not a list of attributes"))?;
+            kernels.insert(kernel.to_owned(), described);
         }
     }
     for (name, body) in &sections {
@@ -90,8 +94,9 @@ fn sections(elf: &[u8]) -> Option<Vec<(String, &[u8])>> {
         .collect()
 }
 
-/// Parameter sizes in the attributes of one kernel.
-fn parameters(info: &[u8]) -> Option<Vec<usize>> {
+/// A kernel by its attributes.
+fn describe(info: &[u8]) -> Option<Kernel> {
+    let mut kernel = Kernel::default();
     let mut sizes = BTreeMap::new();
     let mut at = 0;
     while at < info.len() {
@@ -102,12 +107,19 @@ fn parameters(info: &[u8]) -> Option<Vec<usize>> {
         } else {
             0
         };
-        if format == FORMAT_SIZED && attribute == PARAMETER {
+        let value = info.get(at + 4..)?.get(..size)?;
+        match (format, attribute) {
             // Symbol, ordinal (16 bits), offset (16 bits), and the size above bit 18 of the last word.
-            let value = info.get(at + 4..)?.get(..12)?;
-            sizes.insert(u16_at(value, 4)?, u32_at(value, 8)? >> 18);
+            (FORMAT_SIZED, PARAMETER) => {
+                sizes.insert(u16_at(value, 4)?, u32_at(value, 8)? >> 18);
+            }
+            (FORMAT_SIZED, MAX_THREADS) => {
+                kernel.max_threads = Some(u32_at(value, 0)? * u32_at(value, 4)? * u32_at(value, 8)?);
+            }
+            _ => {}
         }
         at += 4 + size;
     }
-    Some(sizes.into_values().collect())
+    kernel.parameters = sizes.into_values().collect();
+    Some(kernel)
 }

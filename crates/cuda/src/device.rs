@@ -307,3 +307,25 @@ impl fmt::Debug for CudaDevice {
             .finish_non_exhaustive()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_device_that_is_not_there_is_an_error_with_a_remedy() {
+        let config = CudaConfig {
+            ordinal: 9999,
+            ..CudaConfig::default()
+        };
+        // On a machine without a driver for that reason, on any other for the number.
+        let error = open_cuda(config).unwrap_err();
+        assert!(matches!(error, DeviceError::Unavailable { .. }), "{error:?}");
+        let text = error.to_string();
+        assert!(text.starts_with("cuda:9999: "), "{text}");
+        assert!(
+            text.contains("CPU device") || text.contains("CUDA_VISIBLE_DEVICES"),
+            "{text}"
+        );
+    }
+}

@@ -57,9 +57,19 @@ impl CudaEvent {
         event.inner.as_any().downcast_ref()
     }
 
-    /// The driver's event and the device that it belongs to.
-    pub(crate) fn raw(&self) -> (RawEvent, &Arc<Context>) {
-        (self.raw, &self.context)
+    /// The driver's event.
+    pub(crate) fn raw(&self) -> RawEvent {
+        self.raw
+    }
+
+    /// The device that it belongs to.
+    pub(crate) fn context(&self) -> &Arc<Context> {
+        &self.context
+    }
+
+    /// Whether somebody has seen it complete already.
+    pub(crate) fn is_known_done(&self) -> bool {
+        matches!(self.outcome.get(), Some(Ok(())))
     }
 
     /// `None` while what it was recorded behind still runs.

@@ -7,7 +7,7 @@ use cudarc::driver::sys;
 use laneway_device::{DeviceError, Event, Graph, Op, Result, Stream, StreamConfig, Touches};
 use parking_lot::Mutex;
 
-use crate::context::{self, Context, Garbage, Handle};
+use crate::context::{self, CaptureGuard, Context, Garbage, Handle};
 use crate::error;
 use crate::stream::{CudaStream, Queue};
 
@@ -40,19 +40,20 @@ pub(crate) fn capture(
     build: impl FnOnce() -> Result<()>,
 ) -> Result<CudaGraph> {
     context.bind()?;
-    let recording = context.begin_capture();
+    let guard = context.begin_capture();
     // Other threads, and this one, may go on with everything that has nothing to do with the capture.
     let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
     // SAFETY: the stream is live, and no other capture knows it.
     let result = unsafe { sys::cuStreamBeginCapture_v2(capturing.0, mode) };
     context.check("cuStreamBeginCapture", result)?;
+    let recording = Recording {
+        stream: Some(capturing),
+        _guard: guard,
+    };
     let built = build();
-    let bound = context.bind();
-    let mut graph = null_mut();
-    // SAFETY: the capture was begun above, by this thread; the address is valid for a write.
-    let ended = unsafe { sys::cuStreamEndCapture(capturing.0, &mut graph) };
-    drop(recording);
-    let exec = built.and(bound).and_then(|()| {
+    context.bind()?;
+    let (ended, graph) = recording.end();
+    let exec = built.and_then(|()| {
         context.check("cuStreamEndCapture", ended)?;
         instantiate(context, graph, stream)
     });
@@ -62,6 +63,40 @@ pub(crate) fn capture(
         context.check("cuGraphDestroy", result)?;
     }
     exec
+}
+
+/// A stream that records, until this is ended or dropped (by a panic of what is captured).
+struct Recording {
+    stream: Option<context::Stream>,
+    /// Dropped behind the end.
+    _guard: CaptureGuard,
+}
+
+impl Recording {
+    /// How it ended, and the graph; null when there is none.
+    fn end(mut self) -> (sys::CUresult, sys::CUgraph) {
+        self.stop()
+    }
+
+    fn stop(&mut self) -> (sys::CUresult, sys::CUgraph) {
+        let mut graph = null_mut();
+        let ended = match self.stream.take() {
+            // SAFETY: the stream has recorded since this was made; the address is valid for a write.
+            Some(stream) => unsafe { sys::cuStreamEndCapture(stream.0, &mut graph) },
+            None => sys::CUresult::CUDA_SUCCESS,
+        };
+        (ended, graph)
+    }
+}
+
+impl Drop for Recording {
+    fn drop(&mut self) {
+        let (_, graph) = self.stop();
+        if !graph.is_null() {
+            // SAFETY: the graph is ours.
+            let _ = unsafe { sys::cuGraphDestroy(graph) };
+        }
+    }
 }
 
 fn instantiate(context: &Arc<Context>, graph: sys::CUgraph, stream: context::Stream) -> Result<CudaGraph> {

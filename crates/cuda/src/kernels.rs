@@ -24,7 +24,22 @@ pub(crate) const SOURCES: &[(&str, &str)] = &[
     ("rows", include_str!("../kernels/rows.cu")),
     ("sequence", include_str!("../kernels/sequence.cu")),
     ("sample", include_str!("../kernels/sample.cu")),
-    ("codec", include_str!("../kernels/codec.cu")),
+    (
+        "codec",
+        concat!(
+            include_str!("../kernels/streams.cuh"),
+            "#line 1 \"codec.cu\"\n",
+            include_str!("../kernels/codec.cu")
+        ),
+    ),
+    (
+        "codec_any",
+        concat!(
+            include_str!("../kernels/streams.cuh"),
+            "#line 1 \"codec_any.cu\"\n",
+            include_str!("../kernels/codec_any.cu")
+        ),
+    ),
     ("clip", include_str!("../kernels/clip.cu")),
 ];
 
@@ -73,8 +88,7 @@ pub(crate) fn arch_name(major: u32, minor: u32) -> String {
 /// A kernel on the device.
 struct Function {
     kernel: Handle<sys::CUkern_st>,
-    /// Bytes of each parameter.
-    parameters: Vec<usize>,
+    described: cubin::Kernel,
     /// Dynamic shared memory that a launch may ask for.
     max_shared: u32,
 }
@@ -98,7 +112,7 @@ impl Kernels {
             .iter()
             .map(|(name, text)| Unit::new(name, text, &arch, shuffle_blocks))
             .collect();
-        // Half a minute of compiling on one thread, and no file needs another.
+        // Compiling takes seconds a file, and no file needs another.
         let cubins = thread::scope(|scope| {
             let jobs: Vec<_> = units
                 .iter()
@@ -149,7 +163,7 @@ impl Kernels {
         context.check(&format!("cuLibraryLoadData of {unit}"), result)?;
         self.libraries.push(Handle(library));
         for (name, kernel) in described {
-            let function = Function::get(context, library, &name, kernel.parameters)?;
+            let function = Function::get(context, library, &name, kernel)?;
             if self.functions.insert(name.clone(), function).is_some() {
                 return Err(failed(
                     context,
@@ -167,7 +181,7 @@ impl Kernels {
             .functions
             .get(launch.kernel)
             .ok_or_else(|| format!("there is no kernel {}", launch.kernel))?;
-        if let Some(problem) = launch_problem(launch, &function.parameters, function.max_shared) {
+        if let Some(problem) = launch_problem(launch, &function.described, function.max_shared) {
             return Err(format!("{}: {problem}", launch.kernel));
         }
         if launch.grid.contains(&0) {
@@ -249,7 +263,7 @@ impl Drop for Kernels {
 }
 
 impl Function {
-    fn get(context: &Context, library: sys::CUlibrary, name: &str, parameters: Vec<usize>) -> Result<Self> {
+    fn get(context: &Context, library: sys::CUlibrary, name: &str, described: cubin::Kernel) -> Result<Self> {
         use sys::CUfunction_attribute as Attribute;
         let text =
             CString::new(name).map_err(|_| failed(context, name, "a name with a zero byte".to_owned()))?;
@@ -282,7 +296,7 @@ impl Function {
         })?;
         Ok(Self {
             kernel: Handle(kernel),
-            parameters,
+            described,
             max_shared,
         })
     }
@@ -296,12 +310,20 @@ fn attribute(id: sys::CUlaunchAttributeID, value: sys::CUlaunchAttributeValue) -
     }
 }
 
-/// Why `launch` is none of a kernel with these parameters.
-pub(crate) fn launch_problem(launch: &Launch, parameters: &[usize], max_shared: u32) -> Option<String> {
+/// Why `launch` does not fit the kernel that it names.
+pub(crate) fn launch_problem(launch: &Launch, kernel: &cubin::Kernel, max_shared: u32) -> Option<String> {
     let given: Vec<_> = launch.args.fields().iter().map(|&(_, size)| size).collect();
-    if given != parameters {
+    if given != kernel.parameters {
         return Some(format!(
-            "arguments of {given:?} bytes for parameters of {parameters:?} bytes"
+            "arguments of {given:?} bytes for parameters of {:?} bytes",
+            kernel.parameters
+        ));
+    }
+    let max_threads = kernel.max_threads.unwrap_or(1024);
+    if launch.block as usize > max_threads {
+        return Some(format!(
+            "{} threads a block, of at most {max_threads}",
+            launch.block
         ));
     }
     if launch.shared > max_shared {

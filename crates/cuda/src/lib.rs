@@ -9,6 +9,7 @@
 //! Nothing here links against CUDA: driver and compiler are loaded when a device is opened, and a machine
 //! without them gets an error that says so.
 
+pub mod bench;
 pub mod check;
 mod cache;
 mod context;
@@ -25,6 +26,8 @@ mod memory;
 mod nvrtc;
 mod partition;
 mod stream;
+#[cfg(test)]
+mod tests;
 mod upload;
 
 pub use detect::{Gpu, gpus};

@@ -160,21 +160,20 @@ impl Stream for CudaStream {
     }
 
     fn wait(&self, event: &Event) -> Result<()> {
-        let inner = CudaEvent::of(event).map(CudaEvent::raw);
-        let Some((raw, context)) = inner.filter(|(_, context)| Arc::ptr_eq(context, &self.queue.context))
-        else {
+        let context = &self.queue.context;
+        let Some(event) = CudaEvent::of(event).filter(|event| Arc::ptr_eq(event.context(), context)) else {
             return Err(DeviceError::BadOperation {
                 op: "wait",
-                problem: format!(
-                    "{event:?} was not recorded on a stream of {}",
-                    self.queue.context.name
-                ),
+                problem: format!("{event:?} was not recorded on a stream of {}", context.name),
             });
         };
+        if event.is_known_done() {
+            return Ok(());
+        }
         context.bind()?;
         let _order = self.order.lock();
         // SAFETY: stream and event are live; the flags must be 0.
-        let result = unsafe { sys::cuStreamWaitEvent(self.raw.0, raw.0, 0) };
+        let result = unsafe { sys::cuStreamWaitEvent(self.raw.0, event.raw().0, 0) };
         error::check_on(&self.queue.name, "wait", result)
     }
 

@@ -116,16 +116,16 @@ impl Pieces {
         let (staging, sent) = self.staging[self.next % 2];
         self.next += 1;
         // SAFETY: the event is live; one that was never recorded is complete.
-        self.context
-            .check("cuEventSynchronize", unsafe { sys::cuEventSynchronize(sent.0) })?;
+        let free = unsafe { sys::cuEventSynchronize(sent.0) };
+        self.context.check("cuEventSynchronize", free)?;
         // SAFETY: the staging memory is that long, and the copy out of it has ended.
         unsafe { write_pinned(staging, data) };
         // SAFETY: both ranges are live until the caller has waited for the stream.
         let copied = unsafe { sys::cuMemcpyAsync(address, staging, data.len(), stream.0) };
         self.context.check("cuMemcpyAsync", copied)?;
         // SAFETY: event and stream are live.
-        self.context
-            .check("cuEventRecord", unsafe { sys::cuEventRecord(sent.0, stream.0) })
+        let recorded = unsafe { sys::cuEventRecord(sent.0, stream.0) };
+        self.context.check("cuEventRecord", recorded)
     }
 }
 

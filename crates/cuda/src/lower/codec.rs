@@ -1,14 +1,307 @@
 //! Causal convolutions with carried state.
+//!
+//! bf16 weights go through tensor cores. Early layers have few rows and much weight (a step of one stream has 32 rows
+//! against 8 MB), late ones many rows and little weight, so the sum over k is cut into slices that the blocks of a
+//! cluster share: weights then stream through every multiprocessor, and no block stages more inputs than those of
+//! its slice. The weight's shape alone says how many slices; the rows pick the tile, which changes no bit.
 
-use laneway_device::op;
+use laneway_device::op::{self, StateSlice, Windows};
+use laneway_device::{DType, View};
 
-use crate::launch::Launch;
-use super::Target;
+use super::{Target, address};
+use crate::launch::{Args, Launch};
+
+/// What `conv_mma_*` makes of one size of tile.
+struct Tile {
+    kernel: &'static str,
+    outputs: usize,
+    rows: usize,
+    threads: usize,
+}
+
+const fn tile(kernel: &'static str, outputs: usize, rows: usize, threads: usize) -> Tile {
+    Tile {
+        kernel,
+        outputs,
+        rows,
+        threads,
+    }
+}
+
+/// The tile for few rows.
+const FEW: Tile = tile("conv_mma_64x32", 64, 32, 256);
+/// Tiles for more, widest first: a wide tile reads weights and inputs less often, but there must be enough of them.
+const WIDE: [Tile; 3] = [
+    tile("conv_mma_128x128", 128, 128, 256),
+    tile("conv_mma_128x64", 128, 64, 256),
+    FEW,
+];
+/// As [`WIDE`] for outputs that divide into 96, not into 128: 96, 192 and 288 of the released codec.
+const NARROW: [Tile; 3] = [
+    tile("conv_mma_96x128", 96, 128, 192),
+    tile("conv_mma_96x64", 96, 64, 192),
+    FEW,
+];
+
+/// Rows and outputs of a block of `conv_any_*`.
+const ANY_TILE: usize = 64;
+/// Rows of a block of `conv_to_one_*`.
+const TO_ONE_ROWS: usize = 128;
+const TO_ONE_TAPS: usize = 7;
+
+/// Shared memory of a multiprocessor that blocks can use, and of one block, in bytes. The driver keeps 1 KiB a block.
+fn shared_memory(arch: u32) -> (usize, usize) {
+    match arch {
+        80 | 87 => (164 << 10, 163 << 10),
+        90..120 => (228 << 10, 227 << 10),
+        _ => (100 << 10, 99 << 10),
+    }
+}
+
+/// Slices of the sum over k. About 40 to 50 tensor core steps of 16 each at the codec's large shapes: fewer would leave
+/// multiprocessors idle when there are few rows, more would cost more additions than they save.
+fn slices(c_in: usize, k: usize) -> usize {
+    let steps = c_in / 16;
+    match k {
+        4096.. if steps.is_multiple_of(8) => 8,
+        1536.. if steps.is_multiple_of(4) => 4,
+        _ => 1,
+    }
+}
 
 pub(super) fn conv(op: &op::Conv, target: Target, out: &mut Vec<Launch>) {
-    unimplemented!("conv")
+    if op.rows == 0 || op.windows.count == 0 {
+        return;
+    }
+    out.push(
+        to_one(op)
+            .or_else(|| tensor_cores(op, target))
+            .unwrap_or_else(|| any(op)),
+    );
+    // The convolution's blocks read the old state in no particular order, so it is replaced behind them.
+    if let Some(state) = &op.state {
+        let past = (op.taps - 1) * op.dilation;
+        let snake = op.snake.as_ref();
+        let args = Args::new()
+            .view(&op.x)
+            .optional(snake.map(|snake| &snake.alpha))
+            .optional(snake.map(|snake| &snake.inv_beta));
+        let args = streams(args, Some(state), past * op.c_in, &op.windows, op.rows);
+        out.push(Launch {
+            kernel: "conv_state",
+            grid: [op.c_in.div_ceil(32) as u32, op.windows.count as u32, 1],
+            block: 256,
+            shared: 0,
+            cluster: 1,
+            args: args.int(op.c_in).int(past),
+        });
+    }
 }
 
 pub(super) fn depthwise(op: &op::DepthwiseConv, out: &mut Vec<Launch>) {
-    unimplemented!("depthwise")
+    if op.rows == 0 || op.windows.count == 0 || op.channels == 0 {
+        return;
+    }
+    let args = Args::new().view(&op.x).view(&op.w).view(&op.bias);
+    let carried = (op.taps - 1) * op.channels;
+    out.push(Launch {
+        kernel: "depthwise_conv",
+        grid: [op.channels.div_ceil(128) as u32, op.windows.count as u32, 1],
+        block: 128,
+        shared: 0,
+        cluster: 1,
+        args: streams(args, Some(&op.state), carried, &op.windows, op.rows)
+            .view(&op.out)
+            .int(op.channels)
+            .int(op.taps),
+    });
+}
+
+/// `state, state_bf16, slot_stride, slots, windows, count, rate, rows`; a slot carries `carried` elements.
+fn streams(args: Args, state: Option<&StateSlice>, carried: usize, windows: &Windows, rows: usize) -> Args {
+    let args = match state {
+        Some(state) => {
+            let pool = &state.pool;
+            let slots = (pool.len - state.offset - carried) / state.slot_stride.max(1) + 1;
+            let dtype = pool.buffer.dtype();
+            args.address(address(pool) + (state.offset * dtype.size()) as u64)
+                .int(usize::from(dtype == DType::Bf16))
+                .long(state.slot_stride)
+                .int(slots)
+        }
+        None => args.address(0).int(0).long(0).int(0),
+    };
+    args.view(&windows.windows)
+        .int(windows.count)
+        .int(windows.rate)
+        .int(rows)
+}
+
+/// The arguments that every convolution begins with.
+fn conv_args(op: &op::Conv) -> Args {
+    let snake = op.snake.as_ref();
+    let args = Args::new()
+        .view(&op.x)
+        .view(&op.w.packed.view())
+        .optional(op.bias.as_ref())
+        .optional(snake.map(|snake| &snake.alpha))
+        .optional(snake.map(|snake| &snake.inv_beta));
+    let carried = (op.taps - 1) * op.dilation * op.c_in;
+    streams(args, op.state.as_ref(), carried, &op.windows, op.rows)
+        .optional(op.residual.as_ref())
+        .view(&op.out)
+        .int(usize::from(op.clamp))
+        .int(op.c_in)
+        .int(op.w.n)
+        .int(op.taps)
+        .int(op.dilation)
+}
+
+fn any(op: &op::Conv) -> Launch {
+    Launch {
+        kernel: match op.w.packed.dtype() {
+            DType::Bf16 => "conv_any_bf16",
+            _ => "conv_any_f32",
+        },
+        grid: [
+            op.w.n.div_ceil(ANY_TILE) as u32,
+            op.rows.div_ceil(ANY_TILE) as u32,
+            1,
+        ],
+        block: 256,
+        shared: 0,
+        cluster: 1,
+        args: conv_args(op),
+    }
+}
+
+/// The convolution that makes samples: one output, and tiles that lie in one window each.
+fn to_one(op: &op::Conv) -> Option<Launch> {
+    let fits = op.w.n == 1
+        && op.taps == TO_ONE_TAPS
+        && op.dilation == 1
+        && op.c_in <= 128
+        && op.windows.rate.is_multiple_of(TO_ONE_ROWS);
+    fits.then(|| Launch {
+        kernel: match op.w.packed.dtype() {
+            DType::Bf16 => "conv_to_one_bf16",
+            _ => "conv_to_one_f32",
+        },
+        grid: [op.rows.div_ceil(TO_ONE_ROWS) as u32, 1, 1],
+        block: TO_ONE_ROWS as u32,
+        shared: (4 * (TO_ONE_TAPS * op.c_in + (TO_ONE_ROWS + TO_ONE_TAPS - 1) * (op.c_in + 1))) as u32,
+        cluster: 1,
+        args: conv_args(op),
+    })
+}
+
+/// Whether `conv_mma` reads and writes `view` 16 bytes at a time.
+fn aligned(view: &View) -> bool {
+    address(view).is_multiple_of(16)
+}
+
+fn tensor_cores(op: &op::Conv, target: Target) -> Option<Launch> {
+    let state_fits = op.state.as_ref().is_none_or(|state| {
+        (state.pool.start + state.offset).is_multiple_of(4) && state.slot_stride.is_multiple_of(4)
+    });
+    let views = [Some(&op.x), Some(&op.out), op.bias.as_ref(), op.residual.as_ref()];
+    let snake = op.snake.iter().flat_map(|snake| [&snake.alpha, &snake.inv_beta]);
+    let fits = op.w.packed.dtype() == DType::Bf16
+        && op.c_in.is_multiple_of(16)
+        && op.w.n.is_multiple_of(4)
+        && state_fits
+        && views.into_iter().flatten().chain(snake).all(aligned);
+    if !fits {
+        return None;
+    }
+    let slices = slices(op.c_in, op.taps * op.c_in);
+    // Clusters came with 9.0; before them each block sums all slices.
+    let share = if target.arch >= 90 { 1 } else { slices };
+    // The narrowest tile must fit whatever the windows are, or which kernel runs would depend on them.
+    Staging::new(op, &FEW, slices, share, usize::MAX, target)?;
+
+    let tiles = match op.w.n.is_multiple_of(128) || !op.w.n.is_multiple_of(96) {
+        true => &WIDE,
+        false => &NARROW,
+    };
+    let blocks = |tile: &Tile| op.w.n.div_ceil(tile.outputs) * op.rows.div_ceil(tile.rows) * (slices / share);
+    let (tile, staging) = tiles.iter().find_map(|tile| {
+        let enough = tile.kernel == FEW.kernel || blocks(tile) >= target.sms as usize;
+        let staging = Staging::new(op, tile, slices, share, op.windows.count, target)?;
+        enough.then_some((tile, staging))
+    })?;
+    let cluster = slices / share;
+    Some(Launch {
+        kernel: tile.kernel,
+        grid: [
+            (op.w.n.div_ceil(tile.outputs) * cluster) as u32,
+            op.rows.div_ceil(tile.rows) as u32,
+            1,
+        ],
+        block: tile.threads as u32,
+        shared: staging.shared as u32,
+        cluster: cluster as u32,
+        args: conv_args(op)
+            .int(slices)
+            .int(share)
+            .int(staging.chunk)
+            .int(staging.capacity),
+    })
+}
+
+/// Shared memory of a block of `conv_mma`.
+#[derive(Debug, PartialEq)]
+struct Staging {
+    chunk: usize,
+    capacity: usize,
+    shared: usize,
+}
+
+impl Staging {
+    /// The widest chunk of channels with which two blocks, or else one, fit a multiprocessor.
+    fn new(
+        op: &op::Conv,
+        tile: &Tile,
+        slices: usize,
+        share: usize,
+        windows: usize,
+        target: Target,
+    ) -> Option<Self> {
+        let rate = op.windows.rate;
+        // Windows begin at multiples of the rate.
+        let most_windows = if tile.rows.is_multiple_of(rate) {
+            tile.rows / rate
+        } else if rate.is_multiple_of(tile.rows) {
+            1
+        } else {
+            (tile.rows - 2) / rate + 2
+        };
+        let capacity = tile.rows + most_windows.min(windows) * (op.taps - 1) * op.dilation;
+        // Counts, staged row of each row, segments, and source of each staged row.
+        let fixed = 16 + tile.rows * (4 + 32) + capacity.next_multiple_of(2) * 8;
+        let sums = tile.rows * (tile.outputs + 4) * 4;
+        let needed = |chunk: usize| {
+            let inputs = capacity * (chunk + 8) * 2;
+            match share {
+                1 => fixed + inputs.max(sums),
+                share => fixed + inputs + share.div_ceil(4) * sums,
+            }
+        };
+        let slice = op.c_in / slices;
+        let chunks = || {
+            (1..=slice / 16)
+                .map(|parts| (slice / 16, parts))
+                .filter(|(all, parts)| all.is_multiple_of(*parts))
+                .map(|(all, parts)| all / parts * 16)
+        };
+        let (processor, block) = shared_memory(target.arch);
+        [processor / 2 - 1024, block]
+            .into_iter()
+            .find_map(|budget| chunks().find(|&chunk| chunk <= tile.threads * 4 && needed(chunk) <= budget))
+            .map(|chunk| Self {
+                chunk,
+                capacity,
+                shared: needed(chunk),
+            })
+    }
 }

@@ -8,6 +8,8 @@ mod codec;
 mod gemm;
 mod rows;
 mod sequence;
+#[cfg(test)]
+mod testing;
 
 use laneway_device::{Op, View};
 
@@ -39,8 +41,8 @@ pub(crate) fn lower(op: &Op, target: Target, out: &mut Vec<Launch>) {
         Op::Embed(op) => rows::embed(op, out),
         Op::RopeTable(op) => sequence::rope_table(op, out),
         Op::QkvRope(op) => sequence::qkv_rope(op, out),
-        Op::Attention(op) => sequence::attention(op, out),
-        Op::DecodeAttention(op) => sequence::decode_attention(op, out),
+        Op::Attention(op) => sequence::attention(op, target, out),
+        Op::DecodeAttention(op) => sequence::decode_attention(op, target, out),
         Op::Sample(op) => sequence::sample(op, out),
         Op::GatherRows(op) => rows::gather(op, out),
         Op::ScatterRows(op) => rows::scatter(op, out),

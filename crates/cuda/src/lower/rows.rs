@@ -203,3 +203,6 @@ fn launch(kernel: &'static str, blocks: usize, args: Args, out: &mut Vec<Launch>
         args,
     });
 }
+
+#[cfg(test)]
+mod tests;

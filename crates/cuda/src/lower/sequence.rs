@@ -1,25 +1,293 @@
 //! Operations over sequences of positions, and the choice of their next token.
 
-use laneway_device::op;
+use laneway_device::op::{self, KvCache};
+use laneway_device::{DType, View};
 
-use crate::launch::Launch;
+use super::{Target, address};
+use crate::launch::{Args, Launch};
+
+/// Threads of a block of the kernels that handle one value or one head after the other.
+const THREADS: u32 = 256;
+/// Heads that one block of `qkv_rope` handles, a warp each.
+const HEADS_IN_BLOCK: usize = THREADS as usize / 32;
+/// The widest head that the kernels hold.
+const MAX_HEAD_DIM: usize = 256;
+/// Up to so many visible keys a row's attention takes `FEW_WARPS` warps, above it `MANY_WARPS`.
+const FEW_KEYS: usize = 128;
+const FEW_WARPS: usize = 4;
+const MANY_WARPS: usize = 16;
+/// Threads of the sampling kernel, and the sort keys that it has room for at least.
+const SAMPLE_THREADS: u32 = 512;
+const MIN_SORT_KEYS: usize = 1024;
 
 pub(super) fn rope_table(op: &op::RopeTable, out: &mut Vec<Launch>) {
-    unimplemented!("rope_table")
+    let args = Args::new()
+        .view(&op.positions)
+        .view(&op.inv_freq)
+        .int(op.rows)
+        .int(op.head_dim)
+        .view(&op.out);
+    let blocks = (op.rows * (op.head_dim / 2)).div_ceil(THREADS as usize);
+    launch("rope_table", blocks, THREADS, 0, 1, args, out);
 }
 
 pub(super) fn qkv_rope(op: &op::QkvRope, out: &mut Vec<Launch>) {
-    unimplemented!("qkv_rope")
+    check_head(&op.cache);
+    let kernel = match op.cache.pool.buffer.dtype() {
+        DType::Bf16 => "qkv_rope_bf16",
+        _ => "qkv_rope_f32",
+    };
+    let args = Args::new()
+        .view(&op.qkv)
+        .int(op.rows)
+        .int(op.heads)
+        .optional(op.q_norm.as_ref())
+        .optional(op.k_norm.as_ref())
+        .float(op.eps)
+        .view(&op.cos_sin)
+        .view(&op.sequences)
+        .view(&op.positions);
+    let args = cache_args(args, &op.cache).view(&op.q_out);
+    let heads = op.rows * (op.heads + 2 * op.cache.kv_heads);
+    launch(kernel, heads.div_ceil(HEADS_IN_BLOCK), THREADS, 0, 1, args, out);
 }
 
-pub(super) fn attention(op: &op::Attention, out: &mut Vec<Launch>) {
-    unimplemented!("attention")
+pub(super) fn attention(op: &op::Attention, target: Target, out: &mut Vec<Launch>) {
+    let plan = Plan::new(&op.cache, op.heads, op.window, op.rows, target);
+    let args = Args::new()
+        .view(&op.q)
+        .int(op.heads)
+        .view(&op.sequences)
+        .view(&op.positions);
+    let args = cache_args(args, &op.cache)
+        .int(window_arg(op.window))
+        .int(plan.cluster)
+        .view(&op.out);
+    plan.launch(plan.form.attention, args, out);
 }
 
-pub(super) fn decode_attention(op: &op::DecodeAttention, out: &mut Vec<Launch>) {
-    unimplemented!("decode_attention")
+pub(super) fn decode_attention(op: &op::DecodeAttention, target: Target, out: &mut Vec<Launch>) {
+    let qkv = &op.qkv;
+    if overwrites_visible(&qkv.cache, op.window) {
+        qkv_rope(qkv, out);
+        let attended = op::Attention {
+            q: qkv.q_out.clone(),
+            rows: qkv.rows,
+            heads: qkv.heads,
+            sequences: qkv.sequences.clone(),
+            positions: qkv.positions.clone(),
+            cache: qkv.cache.clone(),
+            window: op.window,
+            out: op.out.clone(),
+        };
+        return attention(&attended, target, out);
+    }
+    let plan = Plan::new(&qkv.cache, qkv.heads, op.window, qkv.rows, target);
+    let args = Args::new()
+        .view(&qkv.qkv)
+        .int(qkv.heads)
+        .optional(qkv.q_norm.as_ref())
+        .optional(qkv.k_norm.as_ref())
+        .float(qkv.eps)
+        .view(&qkv.cos_sin)
+        .view(&qkv.sequences)
+        .view(&qkv.positions);
+    let args = cache_args(args, &qkv.cache)
+        .int(window_arg(op.window))
+        .int(plan.cluster)
+        .view(&op.out);
+    plan.launch(plan.form.decode, args, out);
+}
+
+/// Whether a row's own key may lie where an older visible one does: then all keys must be stored before any
+/// is read, which one pass cannot do.
+fn overwrites_visible(cache: &KvCache, window: Option<usize>) -> bool {
+    cache.ring && window.is_none_or(|window| window > capacity(cache))
+}
+
+/// Positions of a sequence that the cache holds.
+fn capacity(cache: &KvCache) -> usize {
+    cache.blocks_per_sequence * cache.page_size
+}
+
+/// A window past any position is no window.
+fn window_arg(window: Option<usize>) -> usize {
+    window.map_or(0, |window| window.min(i32::MAX as usize))
+}
+
+fn check_head(cache: &KvCache) {
+    assert!(
+        cache.head_dim <= MAX_HEAD_DIM,
+        "head_dim {} is above {MAX_HEAD_DIM}",
+        cache.head_dim
+    );
+}
+
+/// The kernels for one way of holding heads.
+#[derive(Debug, PartialEq)]
+struct Form {
+    attention: &'static str,
+    decode: &'static str,
+    /// Query heads of a block, which share a key/value head.
+    group: usize,
+    /// Keys that a warp loads at a time: its streams.
+    streams_in_warp: usize,
+}
+
+macro_rules! form {
+    ($suffix:literal, $group:literal, $streams:literal) => {
+        Form {
+            attention: concat!("attention_", $suffix),
+            decode: concat!("decode_attention_", $suffix),
+            group: $group,
+            streams_in_warp: $streams,
+        }
+    };
+}
+
+impl Form {
+    fn new(cache: &KvCache, heads: usize) -> Self {
+        let pool = &cache.pool;
+        let whole = |n: usize| n.is_multiple_of(4);
+        let fours = whole(cache.page_stride)
+            && whole(cache.k_offset)
+            && whole(cache.v_offset)
+            && address(pool).is_multiple_of(4 * pool.buffer.dtype().size() as u64);
+        let even = (heads / cache.kv_heads).is_multiple_of(2);
+        let bf16 = pool.buffer.dtype() == DType::Bf16;
+        match (bf16, cache.head_dim, fours, even) {
+            (false, 128, true, true) => form!("f32_128_2", 2, 1),
+            (false, 128, true, false) => form!("f32_128_1", 1, 1),
+            (false, 64, true, _) => form!("f32_64_1", 1, 2),
+            (false, ..) => form!("f32_any", 1, 1),
+            (true, 128, true, true) => form!("bf16_128_2", 2, 1),
+            (true, 128, true, false) => form!("bf16_128_1", 1, 1),
+            (true, 64, true, _) => form!("bf16_64_1", 1, 2),
+            (true, ..) => form!("bf16_any", 1, 1),
+        }
+    }
+}
+
+/// How attention is launched. The streams that a row's keys are divided into follow from the cache alone; how many
+/// blocks they are spread over, from the rows too.
+#[derive(Debug, PartialEq)]
+struct Plan {
+    form: Form,
+    /// Blocks of all rows.
+    blocks: usize,
+    /// Warps of a block.
+    warps: usize,
+    /// Blocks that share a row's keys.
+    cluster: usize,
+    /// Floats of shared memory.
+    shared: usize,
+}
+
+impl Plan {
+    fn new(cache: &KvCache, heads: usize, window: Option<usize>, rows: usize, target: Target) -> Self {
+        check_head(cache);
+        let form = Form::new(cache, heads);
+        let units = rows * (heads / form.group);
+        let keys = capacity(cache).min(window.unwrap_or(usize::MAX));
+        let (warps, cluster) = if keys <= FEW_KEYS {
+            (FEW_WARPS, 1)
+        } else {
+            // While there is a multiprocessor for each: one alone reads a long past slowly.
+            let fits = |cluster: &usize| target.arch >= 90 && units * cluster <= target.sms as usize;
+            let cluster = [4, 2].into_iter().find(fits).unwrap_or(1);
+            (MANY_WARPS / cluster, cluster)
+        };
+        let heads_held = warps * form.streams_in_warp * form.group;
+        Self {
+            blocks: units * cluster,
+            warps,
+            cluster,
+            shared: heads_held * (cache.head_dim + 2) + (form.group + 2) * cache.head_dim,
+            form,
+        }
+    }
+
+    fn launch(&self, kernel: &'static str, args: Args, out: &mut Vec<Launch>) {
+        let threads = 32 * self.warps as u32;
+        let shared = 4 * self.shared as u32;
+        launch(
+            kernel,
+            self.blocks,
+            threads,
+            shared,
+            self.cluster as u32,
+            args,
+            out,
+        );
+    }
+}
+
+/// The cache, as every kernel takes it.
+fn cache_args(args: Args, cache: &KvCache) -> Args {
+    args.view(&cache.pool)
+        .long(cache.page_stride)
+        .long(cache.k_offset)
+        .long(cache.v_offset)
+        .long(cache.pool.len)
+        .view(&cache.table)
+        .int(cache.table.len)
+        .int(cache.blocks_per_sequence)
+        .int(cache.page_size)
+        .int(cache.kv_heads)
+        .int(cache.head_dim)
+        .int(cache.ring.into())
 }
 
 pub(super) fn sample(op: &op::Sample, out: &mut Vec<Launch>) {
-    unimplemented!("sample")
+    let sort_keys = op.vocab.next_power_of_two().max(MIN_SORT_KEYS);
+    let seen: Option<&View> = op.seen.as_ref().map(|seen| &seen.pool);
+    let (slot_stride, offset) = op
+        .seen
+        .as_ref()
+        .map_or((0, 0), |seen| (seen.slot_stride, seen.offset));
+    let args = Args::new()
+        .view(&op.logits)
+        .int(op.vocab)
+        .int(op.live)
+        .signed(op.extra_live)
+        .view(&op.params)
+        .int(op.group as usize)
+        .optional(seen)
+        .long(slot_stride)
+        .long(offset)
+        .long(seen.map_or(0, |pool| pool.len))
+        .view(&op.tokens)
+        .int(op.token_stride)
+        .int(op.token_offset)
+        .optional(op.scores.as_ref())
+        .int(sort_keys);
+    let shared = 8 * sort_keys + 4 * op.vocab;
+    launch("sample", op.rows, SAMPLE_THREADS, shared as u32, 1, args, out);
 }
+
+/// One launch along x; nothing at all when there are no blocks.
+fn launch(
+    kernel: &'static str,
+    blocks: usize,
+    block: u32,
+    shared: u32,
+    cluster: u32,
+    args: Args,
+    out: &mut Vec<Launch>,
+) {
+    if blocks == 0 {
+        return;
+    }
+    let blocks = u32::try_from(blocks).expect("grids are below 2^31: the device checked the buffers");
+    out.push(Launch {
+        kernel,
+        grid: [blocks, 1, 1],
+        block,
+        shared,
+        cluster,
+        args,
+    });
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,318 @@
+// Causal convolutions over streams on tensor cores: bf16 weights, channels in whole tiles.
+//
+// Order of a sum: the channels are cut into `slices`, by the weight's shape alone. A slice is accumulated by the tensor
+// cores from zero over steps of 16 channels ascending and, within a step, taps ascending. Slices are added in order
+// within each four, and then the fours. Which block accumulates a slice, and how many rows it has beside the one in
+// question, decides no bit.
+
+// A part of a tile that lies in one window. Its staged rows are `past` rows of history and its own.
+struct Segment {
+    int begin;   // first row, within the tile
+    int rows;
+    int base;    // first staged row
+    int offset;  // of the first row within its window
+    int first;   // window's first row
+    i64 state;
+};
+
+__device__ __forceinline__ u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
+
+// Four 8x8 matrices of bf16, lane l names row l%8 of matrix l/8.
+__device__ __forceinline__ void load_matrices(u32 (&d)[4], u32 address) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
+                 : "r"(address)
+                 : "memory");
+}
+
+__device__ __forceinline__ void mma_tile(float (&d)[4], const uint4& a, u32 b0, u32 b1) {
+    const u32 fragment[4] = {a.x, a.y, a.z, a.w};
+    const u32 columns[2] = {b0, b1};
+    mma_bf16(d, fragment, columns);
+}
+
+// How the work is divided, see lower/codec.rs.
+struct Cut {
+    int slices;    // of the sum over k
+    int share;     // slices of a block: 1, 4 or all; the others are those of the other blocks of its cluster
+    int chunk;     // channels staged at a time
+    int capacity;  // staged rows there is room for
+};
+
+// Blocks of the cluster: `mine` says which this one is, the barrier waits for all, and load_peer reads four floats at
+// the place that `p` has in this block's shared memory from another's.
+struct Cluster {
+    int blocks;
+    int mine;
+    __device__ __forceinline__ explicit Cluster(int blocks) : blocks(blocks), mine(BLOCK_X % blocks) {}
+    __device__ __forceinline__ void barrier() const {
+#if __CUDA_ARCH__ >= 900
+        if (blocks > 1) {
+            asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+            return;
+        }
+#endif
+        __syncthreads();
+    }
+    __device__ __forceinline__ float4 load(const float* p, int block) const {
+        if (block == mine) return *(const float4*)p;
+#if __CUDA_ARCH__ >= 900
+        float4 v;
+        // Ranks count as blockIdx does, which the checking build turns round.
+        const int rank = (int)(blockIdx.x % blocks) == mine ? block : blocks - 1 - block;
+        u32 remote;
+        asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(shared_address(p)), "r"(rank));
+        asm volatile("ld.shared::cluster.v4.f32 {%0,%1,%2,%3}, [%4];"
+                     : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
+                     : "r"(remote)
+                     : "memory");
+        return v;
+#else
+        // Without clusters a block has all slices.
+        return *(const float4*)p;
+#endif
+    }
+};
+
+__device__ __forceinline__ float4 add4(float4 a, float4 b) {
+    return make_float4(__fadd_rn(a.x, b.x), __fadd_rn(a.y, b.y), __fadd_rn(a.z, b.z), __fadd_rn(a.w, b.w));
+}
+
+// A block makes M = 16 MT WM outputs of N = 8 NT WN packed time rows, or its slices' part of them, which the blocks
+// of a cluster then add. Inputs are staged activated, in bf16, [time][channel]: a tap is another first row. c_in is a
+// multiple of 16 * slices, c_out of 4; chunk divides c_in / slices.
+template <int MT, int NT, int WM, int WN, int DEPTH>
+__device__ __forceinline__ void conv_mma(const float* x, const bf16_t* w, const float* alpha, const float* inv_beta,
+                                         const Streams& streams, const ConvShape& c, const Cut& cut,
+                                         const ConvEpilogue& e) {
+    constexpr int M = WM * MT * 16, N = WN * NT * 8, THREADS = WM * WN * 32, PITCH = M + 4;
+    static_assert(NT % 2 == 0, "load_matrices gives two tiles of columns");
+    static_assert(MT <= 2, "a second tile of outputs is the next one");
+    extern __shared__ __align__(16) unsigned char shared[];
+    const int tid = threadIdx.x, warp = tid / 32, lane = tid % 32, wm = warp % WM, wn = warp / WM;
+    const int past = (c.taps - 1) * c.dilation, stride = cut.chunk + 8;
+    const Cluster cluster(cut.slices / cut.share);
+    const int block = BLOCK_X / cluster.blocks;
+
+    int* counts = (int*)shared;  // segments, staged rows
+    int* staged_row = (int*)(shared + 16);
+    Segment* segments = (Segment*)(staged_row + N);
+    i64* source = (i64*)(segments + N);
+    bf16_t* stage = (bf16_t*)(source + (cut.capacity + 1) / 2 * 2);
+    // Sums lie as [row][output], four floats of padding a row: eight outputs of four rows are on 32 banks. A single
+    // slice's take the place of its inputs.
+    float* totals = (float*)(cut.share > 1 ? stage + cut.capacity * stride : stage);
+
+    // The weights of a warp are one sequence of tiles: channels ascending, then taps.
+    const int channel_tiles = c.c_in / 16, k_tiles = c.taps * channel_tiles, n_tiles = (c.c_out + 15) / 16;
+    const int slice_channels = c.c_in / cut.slices, channels = slice_channels * cut.share;
+    const int channel_first = cluster.mine * channels;
+    const int n_first = min(block * (M / 16) + wm * MT, n_tiles - 1);
+    const bf16_t* const weights = w + ((i64)n_first * k_tiles + channel_first / 16) * 256 + lane * 8;
+    const int next_tile = n_first + 1 < n_tiles ? k_tiles * 256 : 0;
+    const int steps = cut.chunk / 16 * c.taps;  // of a chunk
+    int load_tap = 0, load_at = 0;            // the next tile to load: its tap and its place
+    uint4 a[DEPTH][MT];
+    auto load_weights = [&](uint4(&to)[MT]) {
+#pragma unroll
+        for (int i = 0; i < MT; ++i) to[i] = __ldg((const uint4*)(weights + load_at + i * next_tile));
+        load_at += channel_tiles * 256;
+        if (++load_tap == c.taps) {
+            load_tap = 0;
+            load_at += 256 - k_tiles * 256;
+        }
+    };
+#pragma unroll
+    for (int d = 0; d < DEPTH; ++d)
+        if (d < steps) load_weights(a[d]);
+
+    release_dependents();
+    dependency_wait();
+
+    // Which windows lie in this tile. The order of segments depends on the race for them, and no value on it.
+    const int tile_first = BLOCK_Y * N;
+    if (tid < 2) counts[tid] = 0;
+    for (int r = tid; r < N; r += THREADS) staged_row[r] = -1;
+    for (int r = tid; r < cut.capacity; r += THREADS) source[r] = 0;
+    __syncthreads();
+    for (int i = tid; i < streams.count; i += THREADS) {
+        const Window window = read_window(streams, i);
+        const int begin = max(window.first, tile_first), end = min(window.first + window.rows, tile_first + N);
+        if (begin >= end) continue;
+        const int base = atomicAdd(&counts[1], past + end - begin);
+        if (base + past + end - begin > cut.capacity) continue;
+        const int at = atomicAdd(&counts[0], 1);
+        if (at >= N) continue;
+        segments[at] = {begin - tile_first, end - begin, base, begin - window.first, window.first, window.state};
+    }
+    __syncthreads();
+    const int n_segments = min(counts[0], N), staged = min(counts[1], cut.capacity);
+    if (n_segments == 0) return;
+    for (int s = warp; s < n_segments; s += THREADS / 32) {
+        const Segment segment = segments[s];
+        for (int j = lane; j < past + segment.rows; j += 32) {
+            const int position = segment.offset - past + j;  // within the window; negative: carried
+            source[segment.base + j] = position >= 0 ? (i64)(segment.first + position) * c.c_in
+                                                     : ~(segment.state + (i64)(past + position) * c.c_in);
+            if (j < segment.rows) staged_row[segment.begin + j] = segment.base + j;
+        }
+    }
+    __syncthreads();
+
+    // Addresses of the first tap's columns: lane l names row l%8 of columns l/16, channels from 8 * (l/8%2).
+    u32 columns[NT / 2];
+#pragma unroll
+    for (int j = 0; j < NT / 2; ++j) {
+        int row = max(staged_row[wn * NT * 8 + j * 16 + lane / 16 * 8 + lane % 8], 0);
+        columns[j] = shared_address(stage + row * stride + lane / 8 % 2 * 8);
+    }
+    const int tap_bytes = c.dilation * stride * 2;
+
+    // Who stages what: each thread keeps its four channels.
+    const int quads = cut.chunk / 4, abreast = THREADS / quads, within = tid % quads * 4;
+    const int row_begin = tid / quads < abreast ? tid / quads : staged;
+
+    float acc[MT][NT][4];
+#pragma unroll
+    for (int i = 0; i < MT; ++i)
+#pragma unroll
+        for (int j = 0; j < NT; ++j)
+#pragma unroll
+            for (int q = 0; q < 4; ++q) acc[i][j][q] = 0.0f;
+
+    for (int first = 0; first < channels; first += cut.chunk) {
+        if (first > 0) {
+            __syncthreads();
+#pragma unroll
+            for (int d = 0; d < DEPTH; ++d)
+                if (d < steps) load_weights(a[d]);
+        }
+        const int channel = channel_first + first + within;
+        float4 al = {}, be = {};
+        if (alpha) {
+            al = *(const float4*)(alpha + channel);
+            be = *(const float4*)(inv_beta + channel);
+        }
+#pragma unroll 4
+        for (int row = row_begin; row < staged; row += abreast) {
+            const i64 from = source[row];
+            uint2 packed;
+            if (from < 0 && streams.state_bf16) {
+                packed = *(const uint2*)((const bf16_t*)streams.state + ~from + channel);
+            } else {
+                float4 v = *(const float4*)((from >= 0 ? x + from : (const float*)streams.state + ~from) + channel);
+                if (alpha && from >= 0) v = snake4(v, al, be);
+                packed = make_uint2(pack_bf16(v.x, v.y), pack_bf16(v.z, v.w));
+            }
+            *(uint2*)(stage + row * stride + within) = packed;
+        }
+        __syncthreads();
+
+        int tap = 0, at = 0;
+        for (int step = 0; step < steps; step += DEPTH) {
+#pragma unroll
+            for (int d = 0; d < DEPTH; ++d) {
+                if (step + d >= steps) break;
+                u32 b[2][4];
+                load_matrices(b[0], columns[0] + at);
+#pragma unroll
+                for (int j = 0; j < NT / 2; ++j) {
+                    if (j + 1 < NT / 2) load_matrices(b[(j + 1) % 2], columns[j + 1] + at);
+#pragma unroll
+                    for (int i = 0; i < MT; ++i) {
+                        mma_tile(acc[i][2 * j], a[d][i], b[j % 2][0], b[j % 2][1]);
+                        mma_tile(acc[i][2 * j + 1], a[d][i], b[j % 2][2], b[j % 2][3]);
+                    }
+                }
+                if (step + d + DEPTH < steps) load_weights(a[d]);
+                at += tap_bytes;
+                if (++tap == c.taps) {
+                    tap = 0;
+                    at += 32 - c.taps * tap_bytes;
+                }
+            }
+        }
+
+        const int behind = first + cut.chunk;
+        if (behind % slice_channels == 0) {
+            const int slice = behind / slice_channels - 1;  // of the block
+            const bool more = slice % 4 > 0;
+            if (cut.share == 1) __syncthreads();
+            float* const mine =
+                totals + (slice / 4 * N + wn * NT * 8 + lane % 4 * 2) * PITCH + wm * MT * 16 + lane / 4;
+#pragma unroll
+            for (int i = 0; i < MT; ++i)
+#pragma unroll
+                for (int j = 0; j < NT; ++j)
+#pragma unroll
+                    for (int q = 0; q < 4; ++q) {
+                        float* total = mine + (j * 8 + q % 2) * PITCH + i * 16 + q / 2 * 8;
+                        *total = more ? __fadd_rn(*total, acc[i][j][q]) : acc[i][j][q];
+                        acc[i][j][q] = 0.0f;
+                    }
+        }
+    }
+
+    // Each block of the cluster finishes a part of the rows. The residual may be the output, so all that a thread
+    // reads of it is read before it writes: reads overlap.
+    cluster.barrier();
+    const int parts = cut.share == 1 ? cut.slices : cut.slices / 4;  // slices, or fours, of all blocks
+    const int rows_each = N / cluster.blocks, row_first = cluster.mine * rows_each;
+    constexpr int QUADS = M / 4, BATCH = 4;
+    const i64 tile = (i64)tile_first * c.c_out;
+    for (int first = tid; first < rows_each * QUADS; first += BATCH * THREADS) {
+        float4 before[BATCH];
+        int at[BATCH];
+#pragma unroll
+        for (int i = 0; i < BATCH; ++i) {
+            const int item = first + i * THREADS, row = row_first + item / QUADS;
+            const int output = block * M + item % QUADS * 4;
+            const bool live = item < rows_each * QUADS && staged_row[row] >= 0 && output < c.c_out;
+            at[i] = live ? row * c.c_out + output : -1;
+            before[i] = live && e.residual ? *(const float4*)(e.residual + tile + at[i]) : make_float4(0, 0, 0, 0);
+        }
+#pragma unroll
+        for (int i = 0; i < BATCH; ++i) {
+            if (at[i] < 0) continue;
+            const int item = first + i * THREADS, output = block * M + item % QUADS * 4;
+            const float* sums = totals + (row_first + item / QUADS) * PITCH + item % QUADS * 4;
+            float4 sum = {};
+            for (int four = 0; four < parts; four += 4) {
+                float4 p[4];
+#pragma unroll
+                for (int g = 0; g < 4; ++g)
+                    if (four + g < parts) {
+                        const int part = four + g;
+                        p[g] = cut.share == 1
+                                   ? cluster.load(sums, part)
+                                   : cluster.load(sums + part % (cut.share / 4) * N * PITCH, part * 4 / cut.share);
+                    }
+#pragma unroll
+                for (int g = 1; g < 4; ++g)
+                    if (four + g < parts) p[0] = add4(p[0], p[g]);
+                sum = four == 0 ? p[0] : add4(sum, p[0]);
+            }
+            float4 bias = {};
+            if (e.bias) bias = *(const float4*)(e.bias + output);
+            *(float4*)(e.out + tile + at[i]) =
+                make_float4(finish(e, sum.x, bias.x, before[i].x), finish(e, sum.y, bias.y, before[i].y),
+                            finish(e, sum.z, bias.z, before[i].z), finish(e, sum.w, bias.w, before[i].w));
+        }
+    }
+    // Shared memory lives until everybody has read it.
+    if (cluster.blocks > 1) cluster.barrier();
+}
+
+// conv_mma_{outputs}x{rows}
+#define CONV_MMA(NAME, MT, NT, WM, WN, DEPTH)                                                                       \
+    extern "C" __global__ void __launch_bounds__(WM * WN * 32, 2)                                                   \
+        NAME(CONV_PARAMETERS(bf16_t), int slices, int share, int chunk, int capacity) {                             \
+        conv_mma<MT, NT, WM, WN, DEPTH>(x, w, alpha, inv_beta, CONV_STREAMS,                                        \
+                                        ConvShape{c_in, c_out, taps, dilation}, Cut{slices, share, chunk, capacity}, \
+                                        ConvEpilogue{bias, residual, out, clamp});                                  \
+    }
+CONV_MMA(conv_mma_64x32, 1, 2, 4, 2, 8)
+CONV_MMA(conv_mma_96x64, 2, 4, 3, 2, 4)
+CONV_MMA(conv_mma_96x128, 2, 8, 3, 2, 2)
+CONV_MMA(conv_mma_128x64, 2, 4, 4, 2, 4)
+CONV_MMA(conv_mma_128x128, 2, 8, 4, 2, 2)

@@ -1,0 +1,199 @@
+use laneway_device::DType;
+use laneway_device::op::{Attention, DecodeAttention, KvCache, QkvRope};
+
+use super::*;
+use crate::lower::testing::view;
+
+const HOPPER: Target = Target { sms: 132, arch: 90 };
+const ADA: Target = Target { sms: 132, arch: 89 };
+
+/// A cache of `blocks` blocks of 16 positions for each of 4 sequences.
+fn cache(blocks: usize, kv_heads: usize, head_dim: usize) -> KvCache {
+    let part = 16 * kv_heads * head_dim;
+    KvCache {
+        pool: view(DType::F32, 4 * blocks * 2 * part),
+        page_stride: 2 * part,
+        k_offset: 0,
+        v_offset: part,
+        page_size: 16,
+        kv_heads,
+        head_dim,
+        table: view(DType::I32, 4 * blocks),
+        blocks_per_sequence: blocks,
+        ring: false,
+    }
+}
+
+fn plan(cache: &KvCache, window: Option<usize>, rows: usize, target: Target) -> Plan {
+    Plan::new(cache, 16, window, rows, target)
+}
+
+fn decode(cache: KvCache, window: Option<usize>) -> DecodeAttention {
+    let (rows, heads) = (3, 16);
+    let width = (heads + 2 * cache.kv_heads) * cache.head_dim;
+    let float = |len| view(DType::F32, len);
+    let int = || view(DType::I32, rows);
+    DecodeAttention {
+        qkv: QkvRope {
+            qkv: float(rows * width),
+            rows,
+            heads,
+            q_norm: Some(float(cache.head_dim)),
+            k_norm: None,
+            eps: 1e-6,
+            cos_sin: float(rows * cache.head_dim),
+            sequences: int(),
+            positions: int(),
+            q_out: float(rows * heads * cache.head_dim),
+            cache,
+        },
+        window,
+        out: float(rows * heads * 128),
+    }
+}
+
+fn kernels(op: &DecodeAttention) -> Vec<&'static str> {
+    let mut out = Vec::new();
+    decode_attention(op, HOPPER, &mut out);
+    out.iter().map(|launch| launch.kernel).collect()
+}
+
+#[test]
+fn the_streams_of_a_row_depend_on_the_cache_alone() {
+    for (blocks, window, streams) in [(1, None, 4), (8, None, 4), (9, None, 16), (64, Some(72), 4)] {
+        let cache = cache(blocks, 8, 128);
+        for target in [HOPPER, ADA, Target { sms: 16, ..HOPPER }] {
+            for rows in [1, 2, 4, 8, 9, 128, 1000] {
+                let plan = plan(&cache, window, rows, target);
+                assert_eq!(
+                    plan.warps * plan.cluster,
+                    streams,
+                    "{blocks} blocks, {rows} rows, {target:?}"
+                );
+                assert_eq!(plan.blocks, rows * 8 * plan.cluster, "{rows} rows");
+            }
+        }
+    }
+}
+
+#[test]
+fn blocks_share_a_long_past_while_multiprocessors_are_idle() {
+    let long = cache(64, 8, 128);
+    for (rows, cluster) in [(1, 4), (4, 4), (5, 2), (8, 2), (9, 1), (128, 1)] {
+        assert_eq!(plan(&long, None, rows, HOPPER).cluster, cluster, "{rows} rows");
+        assert_eq!(
+            plan(&long, None, rows, ADA).cluster,
+            1,
+            "no clusters before Hopper"
+        );
+    }
+    assert_eq!(plan(&cache(1, 8, 128), None, 1, HOPPER).cluster, 1);
+}
+
+#[test]
+fn heads_of_any_shape_find_a_form() {
+    let form = |kv_heads, head_dim| Form::new(&cache(1, kv_heads, head_dim), 16);
+    assert_eq!(form(8, 128), form!("f32_128_2", 2, 1));
+    assert_eq!(form(16, 128), form!("f32_128_1", 1, 1));
+    assert_eq!(form(16, 64), form!("f32_64_1", 1, 2));
+    assert_eq!(form(4, 8), form!("f32_any", 1, 1));
+    let mut shifted = cache(1, 8, 128);
+    shifted.k_offset = 2;
+    assert_eq!(
+        Form::new(&shifted, 16),
+        form!("f32_any", 1, 1),
+        "no 16-byte loads there"
+    );
+    shifted.k_offset = 0;
+    shifted.pool = shifted.pool.slice(1, shifted.pool.len - 1);
+    assert_eq!(Form::new(&shifted, 16), form!("f32_any", 1, 1), "nor there");
+    let mut half = cache(1, 8, 128);
+    half.pool = view(DType::Bf16, half.pool.len);
+    assert_eq!(Form::new(&half, 16), form!("bf16_128_2", 2, 1));
+}
+
+#[test]
+fn one_pass_only_where_a_rows_own_key_replaces_no_visible_one() {
+    let one = ["decode_attention_f32_128_2"];
+    let two = ["qkv_rope_f32", "attention_f32_128_2"];
+    assert_eq!(kernels(&decode(cache(4, 8, 128), None)), one);
+    let ring = KvCache {
+        ring: true,
+        ..cache(4, 8, 128)
+    };
+    assert_eq!(kernels(&decode(ring.clone(), Some(64))), one);
+    assert_eq!(kernels(&decode(ring.clone(), Some(65))), two);
+    assert_eq!(kernels(&decode(ring, None)), two);
+}
+
+#[test]
+fn shared_memory_holds_the_streams_and_the_rows_own_heads() {
+    let mut out = Vec::new();
+    let op = decode(cache(64, 8, 128), None);
+    decode_attention(&op, ADA, &mut out);
+    let streams = 16 * 2 * (128 + 2);
+    assert_eq!(out[0].shared, 4 * (streams + (2 + 2) * 128));
+    assert_eq!((out[0].grid, out[0].block), ([3 * 8, 1, 1], 512));
+    // Of the two-pass form too: the kernel lays both out alike.
+    let qkv = op.qkv;
+    attention(
+        &Attention {
+            q: qkv.q_out,
+            rows: qkv.rows,
+            heads: qkv.heads,
+            sequences: qkv.sequences,
+            positions: qkv.positions,
+            cache: qkv.cache,
+            window: None,
+            out: op.out,
+        },
+        ADA,
+        &mut out,
+    );
+    assert_eq!(out[1].shared, out[0].shared);
+}
+
+#[test]
+fn no_rows_launch_nothing() {
+    let mut op = decode(cache(4, 8, 128), None);
+    op.qkv.rows = 0;
+    assert!(kernels(&op).is_empty());
+}
+
+#[test]
+fn sampling_has_room_for_a_power_of_two_of_sort_keys() {
+    for (vocab, keys) in [(8, 1024), (2048, 2048), (3072, 4096)] {
+        let mut out = Vec::new();
+        let rows = 2;
+        sample(
+            &op::Sample {
+                logits: view(DType::F32, rows * vocab),
+                rows,
+                vocab,
+                live: vocab,
+                extra_live: -1,
+                params: view(DType::U32, rows * op::SampleRow::WORDS),
+                group: 0,
+                seen: None,
+                tokens: view(DType::I32, rows),
+                token_stride: 1,
+                token_offset: 0,
+                scores: None,
+            },
+            &mut out,
+        );
+        assert_eq!(
+            out[0].shared as usize,
+            8 * keys + 4 * vocab,
+            "vocabulary of {vocab}"
+        );
+        assert_eq!(out[0].grid, [2, 1, 1]);
+    }
+}
+
+#[test]
+fn a_window_past_all_positions_fits_an_int() {
+    assert_eq!(window_arg(None), 0);
+    assert_eq!(window_arg(Some(72)), 72);
+    assert_eq!(window_arg(Some(usize::MAX)), i32::MAX as usize);
+}
