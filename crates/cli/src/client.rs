@@ -24,7 +24,7 @@ const RETRY: Duration = Duration::from_millis(20);
 /// Flags that say which gateway a command speaks to.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct GatewayArguments {
-    /// A running gateway, host:port; without one the deployment is started inside this process.
+    /// A running gateway, host:port; without one the deployment is started inside this process, in all its roles.
     #[arg(long, env = "LANEWAY_GATEWAY")]
     gateway: Option<String>,
     #[command(flatten)]

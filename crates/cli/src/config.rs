@@ -14,7 +14,7 @@ const DEMO: &str = "configs/demo.yaml";
 #[derive(Debug, Clone, Args)]
 pub(crate) struct ConfigArguments {
     /// The deployment's configuration file; the demo without one.
-    #[arg(long, env = "LANEWAY_CONFIG")]
+    #[arg(long, visible_alias = "deployment", env = "LANEWAY_CONFIG")]
     config: Option<PathBuf>,
     /// Override a key of the file: section.key=value. May be repeated.
     #[arg(long = "set", value_name = "KEY=VALUE")]

@@ -17,6 +17,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 use laneway_telemetry::{LogFormat, TelemetryConfig};
+use laneway_worker::RegisterError;
 
 /// Exit code of a configuration that cannot be used.
 const EXIT_CONFIG: u8 = 2;
@@ -75,17 +76,25 @@ async fn main() -> ExitCode {
     let arguments = Arguments::parse();
     match run(arguments).await {
         Ok(code) => code,
-        Err(error) => match error.downcast::<config::Refused>() {
-            Ok(refused) => {
-                eprint!("{refused}");
-                ExitCode::from(EXIT_CONFIG)
-            }
-            Err(error) => {
-                eprintln!("laneway: {error:#}");
-                ExitCode::FAILURE
-            }
-        },
+        Err(error) => report(&error),
     }
+}
+
+/// Print why it failed, and tell a configuration that cannot be used from every other failure.
+fn report(error: &anyhow::Error) -> ExitCode {
+    if let Some(refused) = error.downcast_ref::<config::Refused>() {
+        eprint!("{refused}");
+        return ExitCode::from(EXIT_CONFIG);
+    }
+    eprintln!("laneway: {error:#}");
+    // What only a worker can tell: the devices of its machine.
+    let Some(RegisterError::Refused { violations, .. }) = error.downcast_ref() else {
+        return ExitCode::FAILURE;
+    };
+    for violation in violations {
+        eprintln!("  {}: {}", violation.field, violation.description);
+    }
+    ExitCode::from(EXIT_CONFIG)
 }
 
 async fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {

@@ -151,6 +151,7 @@ impl VoiceArguments {
                 top_p: self.top_p,
                 predictor_top_p: self.top_p,
                 repetition_penalty: None,
+                exact_frames: None,
             }),
             max_frames: self.max_frames,
             format: v1::AudioFormat::PcmS16le.into(),

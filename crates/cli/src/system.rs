@@ -44,15 +44,16 @@ impl System {
     pub(crate) async fn start(served: Served, gateway_listen: SocketAddr) -> anyhow::Result<Self> {
         let free: SocketAddr = (Ipv4Addr::LOCALHOST, 0).into();
         let ranks: Vec<u32> = served.deployment().ranks.iter().map(|spec| spec.rank).collect();
+        let drain_bound = served.deployment().services.drain_timeout;
         let devices = local_devices()?;
         let manager = EngineManager::bind(served, free).await?;
         let engine_manager = format!("http://{}", manager.local_addr());
         let uri = engine_manager
             .parse()
             .context("write the engine-manager's address as a URI")?;
-        let gateway = Config::new(gateway_listen, DiscoveryConfig::EngineManager(uri))
-            .build()
-            .await?;
+        let mut config = Config::new(gateway_listen, DiscoveryConfig::EngineManager(uri));
+        config.drain_bound = drain_bound;
+        let gateway = config.build().await?;
         let mut servers = Vec::new();
         for rank in ranks {
             let config = WorkerConfig {

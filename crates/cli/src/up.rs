@@ -11,12 +11,12 @@ use laneway_engine_manager::EngineManager;
 use laneway_gateway::{Config, DiscoveryConfig, Shutdown};
 use laneway_worker::device::local_devices;
 use laneway_worker::engine_backend::EngineBackend;
-use laneway_worker::{RegisterError, WorkerConfig, WorkerServer};
+use laneway_worker::{WorkerConfig, WorkerServer};
 use tokio_util::sync::CancellationToken;
 
+use crate::client;
 use crate::config::ConfigArguments;
 use crate::system::System;
-use crate::{EXIT_CONFIG, client};
 
 /// What this process is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -107,17 +107,7 @@ pub(crate) async fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
             .await?;
             tracing::info!(address = %server.local_addr(), rank = arguments.rank, "listening");
             let load: laneway_worker::Load = Box::new(|plan| Ok(Arc::new(EngineBackend::start(plan)?)));
-            let outcome = server.run(load, drain).await;
-            if let Err(error) = &outcome
-                && let Some(RegisterError::Refused { violations, .. }) = error.downcast_ref()
-            {
-                eprintln!("laneway: {error:#}");
-                for violation in violations {
-                    eprintln!("  {}: {}", violation.field, violation.description);
-                }
-                return Ok(ExitCode::from(EXIT_CONFIG));
-            }
-            outcome?;
+            server.run(load, drain).await?;
         }
     }
     Ok(ExitCode::SUCCESS)

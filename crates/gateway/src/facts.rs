@@ -44,6 +44,7 @@ pub(crate) struct ModelFacts {
     pub(crate) needs_instruct: bool,
     pub(crate) takes_reference: bool,
     pub(crate) default_chunk: Option<ChunkPolicy>,
+    pub(crate) takes_exact_frames: bool,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -161,6 +162,7 @@ impl TryFrom<v1::ModelFacts> for ModelFacts {
             needs_instruct: facts.needs_instruct,
             takes_reference: facts.takes_reference,
             default_chunk: facts.default_chunk.map(ChunkPolicy::from),
+            takes_exact_frames: facts.takes_exact_frames,
         })
     }
 }
@@ -184,6 +186,7 @@ impl From<&ModelFacts> for v1::ModelFacts {
             needs_instruct: facts.needs_instruct,
             takes_reference: facts.takes_reference,
             default_chunk: facts.default_chunk.clone().map(v1::ChunkPolicy::from),
+            takes_exact_frames: facts.takes_exact_frames,
         }
     }
 }
@@ -264,6 +267,7 @@ pub(crate) mod tests {
                 ramp: vec![2, 4],
                 steady: 8,
             }),
+            takes_exact_frames: true,
         }
     }
 

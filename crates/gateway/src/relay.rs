@@ -186,7 +186,11 @@ impl State {
                 Err(interrupt) => return Err(self.waited(interrupt, assignment)),
             };
             match event {
-                Some(Received::Started(_)) => self.accept().await.map_err(Failed::Interrupted)?,
+                Some(Received::Started(started)) => {
+                    self.accept(started.prompt_positions)
+                        .await
+                        .map_err(Failed::Interrupted)?;
+                }
                 Some(Received::Audio(audio)) => self.audio(audio, assignment).await?,
                 Some(Received::Finished(finished)) => {
                     return self.finish(finished, &mut events, assignment).await;
@@ -198,7 +202,7 @@ impl State {
     }
 
     /// Tell the caller what the request became, once.
-    async fn accept(&mut self) -> Result<(), Interrupt> {
+    async fn accept(&mut self, prompt_positions: u32) -> Result<(), Interrupt> {
         if self.accepted {
             return Ok(());
         }
@@ -215,6 +219,7 @@ impl State {
             format: format.into(),
             sample_rate: self.checked.model.sample_rate,
             channels: 1,
+            prompt_positions,
         };
         self.send(Sent::Accepted(accepted)).await
     }
@@ -228,7 +233,7 @@ impl State {
         if samples.is_empty() {
             return Ok(());
         }
-        self.accept().await.map_err(Failed::Interrupted)?;
+        self.accept(0).await.map_err(Failed::Interrupted)?;
         let sample_offset = audio.sample_offset;
         let index = self.progress.chunk(&samples, Instant::now());
         let audio = self.encoder.chunk(&samples, audio.samples);
@@ -268,7 +273,7 @@ impl State {
 
     /// The last message.
     async fn end(&mut self, reason: v1::FinishReason, frames: u32) -> Result<(), Interrupt> {
-        self.accept().await?;
+        self.accept(0).await?;
         if !self.progress.begun() {
             let audio = self.encoder.header();
             if !audio.is_empty() {

@@ -112,6 +112,13 @@ pub(crate) fn check(
         );
         violations.add(ErrorCode::InvalidArgument, "max_frames", problem);
     }
+    if let Some(frames) = request
+        .sampling
+        .as_ref()
+        .and_then(|sampling| sampling.exact_frames)
+    {
+        check_exact_frames(frames, request.max_frames, &model, &mut violations);
+    }
     let format = check_format(request.format, &mut violations);
     if request.sample_rate != 0 && request.sample_rate != model.sample_rate {
         let problem = format!(
@@ -330,6 +337,23 @@ fn check_sampling(sampling: &v1::SamplingParams, violations: &mut Violations) {
         true,
         1.0,
     );
+}
+
+fn check_exact_frames(frames: u32, max_frames: Option<u32>, model: &ModelFacts, violations: &mut Violations) {
+    let field = "sampling.exact_frames";
+    if !model.takes_exact_frames {
+        let problem = format!(
+            "the model \"{}\" has trained weights and ends by itself; leave it out",
+            model.name
+        );
+        violations.add(ErrorCode::UnsupportedField, field, problem);
+    } else if !(1..=model.max_frames).contains(&frames) {
+        let problem = format!("{frames} is not between 1 and the cap of {}", model.max_frames);
+        violations.add(ErrorCode::InvalidArgument, field, problem);
+    } else if max_frames.is_some() {
+        let problem = "it says how many frames there are; leave max_frames out";
+        violations.add(ErrorCode::InvalidArgument, field, problem);
+    }
 }
 
 fn check_chunk(chunk: &v1::ChunkPolicy, widest: u32, violations: &mut Violations) {

@@ -22,6 +22,10 @@ const SHIPPED: &[(&str, Homes)] = &[
     ("1.7b-chain.yaml", &[(0, Chain), (0, Chain)]),
     ("1.7b-lane.yaml", &[(0, Chain), (0, Lane(1))]),
     ("1.7b-auto.yaml", &[(0, Chain), (0, Auto(1))]),
+    ("bench-0.6b-chain.yaml", &[(0, Chain), (0, Chain)]),
+    ("bench-0.6b-lane.yaml", &[(0, Chain), (0, Lane(1))]),
+    ("bench-1.7b-chain.yaml", &[(0, Chain), (0, Chain)]),
+    ("bench-1.7b-lane.yaml", &[(0, Chain), (0, Lane(1))]),
     ("voice-design.yaml", &[(0, Chain), (0, Auto(1))]),
     ("voice-clone.yaml", &[(0, Chain), (0, Lane(1)), (0, Lane(2))]),
     ("split.yaml", &[(0, Chain), (1, Chain)]),
@@ -56,6 +60,30 @@ fn every_shipped_configuration_is_accepted() {
         let nodes = accepted(file, &[]).deployment.nodes;
         let found: Vec<_> = nodes.iter().map(|node| (node.ranks[0], node.placement)).collect();
         assert_eq!(found, *homes, "{file}");
+    }
+}
+
+#[test]
+fn a_gpu_admits_128_streams_and_more_that_wait() {
+    let (gpu, _): (Vec<_>, Vec<_>) = SHIPPED.iter().partition(|(file, _)| !file.contains("demo"));
+    for (file, _) in gpu {
+        let Validated {
+            deployment,
+            declaration,
+            ..
+        } = accepted(file, &[]);
+        assert!(deployment.limits.max_rows >= 128, "{file}");
+        assert!(deployment.limits.max_queue >= 128, "{file}");
+        for size in &deployment.resources {
+            let positions = size.slots * size.page_size.max(1);
+            let least = match size.page_size {
+                0 => deployment.limits.max_rows,
+                // A prompt of the longest sentence and its frames.
+                _ => deployment.limits.max_rows * 512,
+            };
+            let declared = declaration.resources.iter().any(|decl| decl.key == size.key);
+            assert!(declared && positions >= least, "{file}: {size:?}");
+        }
     }
 }
 

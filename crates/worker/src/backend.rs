@@ -54,6 +54,8 @@ pub struct Sampling {
     pub predictor_top_k: Option<u32>,
     /// 1 is off.
     pub predictor_top_p: Option<f32>,
+    /// Frames to make, no more and no fewer; for generated weights only.
+    pub exact_frames: Option<u32>,
 }
 
 /// Where the text goes.
@@ -94,6 +96,8 @@ pub type Events = Pin<Box<dyn Stream<Item = OutputEvent> + Send>>;
 pub struct Running {
     /// Frame budget that it runs under.
     pub max_frames: u32,
+    /// Positions of its prompt; 0 where it has none.
+    pub prompt_positions: u32,
     /// What it sends.
     pub events: Events,
 }

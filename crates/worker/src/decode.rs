@@ -95,6 +95,7 @@ impl Decoding {
     async fn relay(&mut self, mut inbound: impl Inbound) -> Result<Option<v1::WorkerFinished>, Failure> {
         let started = v1::WorkerStarted {
             max_frames: self.running.max_frames,
+            prompt_positions: 0,
         };
         if Self::send(&self.responses, Piece::Started(started))
             .await

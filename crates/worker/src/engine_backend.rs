@@ -1,5 +1,8 @@
 //! Qwen3-TTS behind a running engine.
 
+#[cfg(test)]
+mod tests;
+
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
@@ -109,15 +112,27 @@ impl EngineBackend {
         })
     }
 
-    fn submit(&self, submission: Submission, max_frames: u32) -> Result<Running, SubmitError> {
+    fn submit(
+        &self,
+        submission: Submission,
+        max_frames: u32,
+        prompt_positions: u32,
+    ) -> Result<Running, SubmitError> {
         let events = self.handle.submit(submission)?;
         Ok(Running {
             max_frames,
+            prompt_positions,
             events: Box::pin(stream::unfold(events, next)),
         })
     }
 
+    /// Its weights come from a seed: nothing that it says means anything, its end token included.
+    fn generated(&self) -> bool {
+        matches!(self.plan.weights, Weights::Random { .. })
+    }
+
     fn input(&self, utterance: Utterance) -> Result<SpeechInput, RowError> {
+        let exact = utterance.sampling.exact_frames;
         let given = |text: String| Some(text).filter(|text| !text.is_empty());
         let reference = utterance.reference.map(|clip| {
             let text = given(clip.text);
@@ -144,8 +159,8 @@ impl EngineBackend {
             }),
             sampling: sampling_input(&utterance.sampling)?,
             seed: utterance.seed,
-            max_frames: utterance.max_frames,
-            min_frames: None,
+            max_frames: exact.or(utterance.max_frames),
+            min_frames: exact,
         })
     }
 
@@ -160,6 +175,19 @@ impl EngineBackend {
             ));
         }
         let cap = self.plan.max_frames;
+        if let Some(frames) = utterance.sampling.exact_frames {
+            let problem = match utterance.max_frames {
+                _ if !self.generated() => {
+                    Some("trained weights end by their own end token; leave it out".to_owned())
+                }
+                Some(_) => Some("it says how many frames there are; leave max_frames out".to_owned()),
+                None if frames > cap => Some(format!("{frames} frames are more than the limit of {cap}")),
+                None => None,
+            };
+            if let Some(problem) = problem {
+                return Err(invalid("sampling.exact_frames", problem));
+            }
+        }
         if let Some(frames) = utterance.max_frames
             && frames > cap
         {
@@ -271,6 +299,7 @@ impl Backend for EngineBackend {
             needs_instruct: facts.kind == ModelKind::VoiceDesign,
             takes_reference: facts.supports_cloning,
             default_chunk: self.plan.chunks.values().next().map(Into::into),
+            takes_exact_frames: self.generated(),
         }
     }
 
@@ -286,7 +315,7 @@ impl Backend for EngineBackend {
     ) -> Result<Running, SubmitError> {
         let chunk = utterance.chunk.clone();
         let request = self.build(utterance)?;
-        let max_frames = request.max_frames;
+        let (max_frames, positions) = (request.max_frames, request.prompt.rows.len() as u32);
         let payload: Payload = Arc::new(request);
         self.submit(
             Submission {
@@ -297,6 +326,7 @@ impl Backend for EngineBackend {
                 results: Vec::new(),
             },
             max_frames,
+            positions,
         )
     }
 
@@ -320,7 +350,7 @@ impl Backend for EngineBackend {
             deadline,
             results: Vec::new(),
         };
-        self.submit(submission, start.max_frames)
+        self.submit(submission, start.max_frames, 0)
     }
 
     fn push_frames(&self, id: &str, frames: &[Arc<[i32]>]) -> Result<(), PushError> {

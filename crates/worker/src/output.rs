@@ -120,6 +120,7 @@ impl LocalStream {
         LocalStream {
             started: Some(v1::WorkerStarted {
                 max_frames: running.max_frames,
+                prompt_positions: running.prompt_positions,
             }),
             events: Some(running.events),
             meter: AudioMeter::new(),

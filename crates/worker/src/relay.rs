@@ -57,6 +57,7 @@ impl Relay {
         to_peer.try_send(header).expect("a fresh channel has room");
         let started = v1::WorkerStarted {
             max_frames: self.running.max_frames,
+            prompt_positions: self.running.prompt_positions,
         };
         send(&self.responses, Piece::Started(started)).await?;
         let audio = self.open(frames).await?;

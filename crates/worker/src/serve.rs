@@ -169,6 +169,8 @@ async fn serve(
     let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
     let grpc = GrpcWorker::new(service).max_decoding_message_size(MAX_REQUEST_BYTES);
     let server = Server::builder()
+        // Admission bounds what runs; the transport's own default would hold callers back without a word.
+        .max_concurrent_streams(u32::MAX)
         .add_service(health)
         .add_service(v1.build_v1().context("build reflection")?)
         .add_service(v1alpha.build_v1alpha().context("build reflection")?)

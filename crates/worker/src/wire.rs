@@ -80,6 +80,13 @@ fn sampling(params: v1::SamplingParams) -> Result<Sampling, Failure> {
         predictor_temperature: temperature("sampling.predictor_temperature", params.predictor_temperature)?,
         predictor_top_k: params.predictor_top_k,
         predictor_top_p: share("sampling.predictor_top_p", params.predictor_top_p)?,
+        exact_frames: match params.exact_frames {
+            Some(0) => {
+                let why = "0 frames cannot be made; send at least 1";
+                return Err(invalid("sampling.exact_frames", why));
+            }
+            frames => frames,
+        },
     })
 }
 

@@ -255,6 +255,38 @@ fn numbers_out_of_range_are_refused_with_the_range() {
 }
 
 #[test]
+fn exact_frames_are_for_generated_weights_and_say_all_there_is_to_say() {
+    let exactly = |frames, max_frames| {
+        move |r: &mut v1::SynthesizeRequest| {
+            r.sampling = Some(v1::SamplingParams {
+                exact_frames: Some(frames),
+                ..Default::default()
+            });
+            r.max_frames = max_frames;
+        }
+    };
+    let (code, field) = (ErrorCode::InvalidArgument, "sampling.exact_frames");
+    refused(exactly(0, None), code, field, &["0", "400"]);
+    refused(exactly(401, None), code, field, &["401", "400"]);
+    refused(exactly(7, Some(7)), code, field, &["leave max_frames out"]);
+    let of = |facts: v1::ModelFacts| {
+        let mut request = request();
+        exactly(7, None)(&mut request);
+        check(request, &[Arc::new(facts.try_into().unwrap())], 1000)
+    };
+    let wire = of(stated()).unwrap().wire;
+    assert_eq!(wire.sampling.unwrap().exact_frames, Some(7));
+    let trained = v1::ModelFacts {
+        takes_exact_frames: false,
+        ..stated()
+    };
+    let failure = of(trained).unwrap_err();
+    assert_eq!(failure.code, ErrorCode::UnsupportedField);
+    assert_eq!(failure.violations[0].field, field);
+    assert!(failure.message.contains("trained weights"), "{failure}");
+}
+
+#[test]
 fn all_violations_are_answered_at_once() {
     let failure = check(
         v1::SynthesizeRequest {

@@ -129,7 +129,10 @@ async fn play(
     for step in script {
         let event = match step {
             Step::Refuse(_) => unreachable!("a refusal is the only step"),
-            Step::Started => Ok(Event::Started(v1::WorkerStarted { max_frames: 100 })),
+            Step::Started => Ok(Event::Started(v1::WorkerStarted {
+                max_frames: 100,
+                prompt_positions: 12,
+            })),
             Step::Audio(n_frames, level) => {
                 let samples = vec![level; (n_frames * SAMPLES_PER_FRAME) as usize];
                 let sample_offset = offset(frames);

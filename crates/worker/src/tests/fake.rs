@@ -162,6 +162,7 @@ impl FakeBackend {
         self.n_live.send_replace(live.len());
         let (live, n_live) = (self.live.clone(), self.n_live.clone());
         Ok(Running {
+            prompt_positions: 12,
             max_frames: 50,
             events: Box::pin(FakeEvents {
                 id: id.into(),

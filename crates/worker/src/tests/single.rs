@@ -87,7 +87,10 @@ async fn a_stream_is_started_then_audio_in_order_then_finished() {
     let mut stream = harness.synthesize("a").await.unwrap();
     assert_eq!(
         next(&mut stream).await,
-        Event::Started(v1::WorkerStarted { max_frames: 50 })
+        Event::Started(v1::WorkerStarted {
+            max_frames: 50,
+            prompt_positions: 12,
+        })
     );
     harness.backend.samples("a", &[0.0, 0.001]);
     harness.backend.samples("a", &[0.5, -0.5, 0.25]);
@@ -178,7 +181,7 @@ async fn what_ends_a_request_in_the_engine_is_what_its_caller_sees() {
 async fn every_field_is_used_or_refused_by_name() {
     let (_manager, harness) = serving().await;
     type Edit = fn(&mut v1::WorkerSynthesizeRequest);
-    let refused: [(&str, Edit); 9] = [
+    let refused: [(&str, Edit); 10] = [
         ("request_id", |r| r.request_id = "no spaces".into()),
         ("return_frames", |r| r.return_frames = true),
         ("sampling.temperature", |r| {
@@ -197,6 +200,12 @@ async fn every_field_is_used_or_refused_by_name() {
             })
         }),
         ("sampling.top_p", |r| r.sampling = Some(sampling(None, Some(1.5)))),
+        ("sampling.exact_frames", |r| {
+            r.sampling = Some(v1::SamplingParams {
+                exact_frames: Some(0),
+                ..Default::default()
+            })
+        }),
         ("chunk", |r| {
             r.chunk = Some(v1::ChunkPolicy {
                 first: 0,
@@ -220,7 +229,10 @@ async fn every_field_is_used_or_refused_by_name() {
         language: "english".into(),
         instruct: "slowly".into(),
         seed: 7,
-        sampling: Some(sampling(Some(0.3), Some(0.5))),
+        sampling: Some(v1::SamplingParams {
+            exact_frames: Some(5),
+            ..sampling(Some(0.3), Some(0.5))
+        }),
         chunk: Some(v1::ChunkPolicy {
             first: 1,
             ramp: vec![2],
@@ -241,6 +253,7 @@ async fn every_field_is_used_or_refused_by_name() {
         (got.sampling.temperature, got.sampling.top_p),
         (Some(0.3), Some(0.5))
     );
+    assert_eq!(got.sampling.exact_frames, Some(5));
     assert_eq!(got.chunk.unwrap().ramp, [2]);
     assert_eq!(got.layout, Some(crate::backend::TextLayout::Streamed));
 }

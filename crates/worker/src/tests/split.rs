@@ -170,7 +170,10 @@ async fn frames_go_over_and_audio_comes_back_to_the_caller() {
     let mut stream = talker.synthesize("a").await.unwrap();
     assert_eq!(
         next(&mut stream).await,
-        Event::Started(v1::WorkerStarted { max_frames: 50 })
+        Event::Started(v1::WorkerStarted {
+            max_frames: 50,
+            prompt_positions: 12,
+        })
     );
     codec.backend.until_live(1).await;
     talker.backend.items("a", 0, &[[10, 0]]);
