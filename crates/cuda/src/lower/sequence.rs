@@ -18,9 +18,10 @@ const FEW_WARPS: usize = 4;
 const MANY_WARPS: usize = 16;
 /// Keys of a stream in a batch.
 const BATCH: usize = 4;
-/// Threads of the sampling kernel, and the sort keys that it has room for at least.
+/// Threads of the sampling kernel, and the sort keys that it has room for at least: the bins of its radix select lie
+/// in their place.
 const SAMPLE_THREADS: u32 = 512;
-const MIN_SORT_KEYS: usize = 1024;
+const MIN_SORT_KEYS: usize = 5 * 1024 / 2;
 
 pub(super) fn rope_table(op: &op::RopeTable, out: &mut Vec<Launch>) {
     let args = Args::new()

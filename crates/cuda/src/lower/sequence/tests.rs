@@ -179,8 +179,8 @@ fn no_rows_launch_nothing() {
 }
 
 #[test]
-fn sampling_has_room_for_a_power_of_two_of_sort_keys() {
-    for (vocab, keys) in [(8, 1024), (2048, 2048), (3072, 4096)] {
+fn sampling_has_room_to_sort_all_tokens_and_for_its_bins() {
+    for (vocab, keys) in [(8, 2560), (2048, 2560), (3072, 4096)] {
         let mut out = Vec::new();
         let rows = 2;
         sample(
