@@ -5,7 +5,6 @@ use std::process::ExitCode;
 
 use anyhow::Context as _;
 use clap::{Args, ValueEnum};
-use laneway_cuda::{CudaConfig, Precision, open_cuda};
 use laneway_device::{CpuConfig, open_cpu};
 use laneway_models::qwen3_tts::verify::{CaseReport, VerifyOptions, verify};
 use laneway_plan::deployment::DeviceKind;
@@ -18,9 +17,6 @@ pub(crate) struct Arguments {
     /// The device to run on.
     #[arg(long, value_enum, default_value_t = Device::Cpu)]
     device: Device,
-    /// What a CUDA device takes products of: f32 is exact and slow.
-    #[arg(long, value_enum, default_value_t = Products::F32)]
-    precision: Products,
     /// Directory of `model-*` checkpoints, in place of weights generated from the manifest's seed.
     #[arg(long)]
     weights: Option<PathBuf>,
@@ -33,14 +29,6 @@ pub(crate) struct Arguments {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Device {
     Cpu,
-    Cuda,
-}
-
-/// Element type of weights and inputs of products.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum Products {
-    Bf16,
-    F32,
 }
 
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
@@ -49,19 +37,6 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
             open_cpu(CpuConfig { memory_bytes: None }).context("open the CPU device")?,
             DeviceKind::Cpu,
         ),
-        Device::Cuda => {
-            let config = CudaConfig {
-                precision: match arguments.precision {
-                    Products::Bf16 => Precision::Bf16,
-                    Products::F32 => Precision::F32,
-                },
-                ..CudaConfig::default()
-            };
-            (
-                open_cuda(config).context("open the CUDA device")?,
-                DeviceKind::Cuda,
-            )
-        }
     };
     let options = VerifyOptions {
         golden: arguments.directory.clone(),
