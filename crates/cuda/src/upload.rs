@@ -163,7 +163,7 @@ pub(crate) struct Packing<'a> {
 
 impl Packing<'_> {
     /// Packs `rows` rows from `src` to `dst`: one thread for each element of the result.
-    fn launch(&self, rows: usize, src: u64, dst: u64) -> Launch {
+    pub(crate) fn launch(&self, rows: usize, src: u64, dst: u64) -> Launch {
         let (kernel, converts) = match self.to {
             DType::Bf16 => ("pack_bf16", self.from == DType::F32),
             _ => ("pack_f32", self.from == DType::Bf16),
