@@ -143,10 +143,10 @@ impl Drop for Pieces {
 /// Rows and columns of a tile of bf16 weights.
 const TILE: usize = 16;
 
-/// Elements of a packed `[n, k]` matrix: bf16 in tiles of 16 by 16, padded with zeros; f32 row-major.
+/// Elements of a packed `[n, k]` matrix: 16-bit types in tiles of 16 by 16, padded with zeros; f32 row-major.
 pub(crate) fn packed_len(n: usize, k: usize, to: DType) -> usize {
-    match to {
-        DType::Bf16 => n.next_multiple_of(TILE) * k.next_multiple_of(TILE),
+    match to.size() {
+        2 => n.next_multiple_of(TILE) * k.next_multiple_of(TILE),
         _ => n * k,
     }
 }
