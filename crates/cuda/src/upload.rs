@@ -166,6 +166,7 @@ impl Packing<'_> {
     pub(crate) fn launch(&self, rows: usize, src: u64, dst: u64) -> Launch {
         let (kernel, converts) = match self.to {
             DType::Bf16 => ("pack_bf16", self.from == DType::F32),
+            DType::F16 => ("pack_f16", true),
             _ => ("pack_f32", self.from == DType::Bf16),
         };
         let blocks = packed_len(rows, self.k, self.to).div_ceil(256);
