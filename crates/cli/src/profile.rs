@@ -146,12 +146,15 @@ fn profile(
             .with_context(|| format!("time the stage {name}"))?;
         let cost = cost_of(ops, if name == "talker" { context } else { 16 });
         let floor_s = cost.floor_s();
+        let ratio = match floor_s > 0.0 {
+            true => format!("{:.2}", seconds / floor_s),
+            false => "-".to_owned(),
+        };
         println!(
-            "  {name:<10} {:>5} {:>6.3} {:>6.3} {:>5.2}",
+            "  {name:<10} {:>5} {:>6.3} {:>6.3} {ratio:>5}",
             ops.len(),
             seconds * 1e3,
             floor_s * 1e3,
-            seconds / floor_s.max(f64::MIN_POSITIVE),
         );
     }
     Ok(())

@@ -38,6 +38,9 @@ pub enum Precision {
     F32,
 }
 
+/// What f32 weights become at reduced precision: f16 has three more bits than bf16 and range enough for them.
+pub(crate) const F32_WEIGHTS: DType = DType::Bf16;
+
 /// How to open a CUDA device.
 #[derive(Debug, Clone, Default)]
 pub struct CudaConfig {
@@ -131,6 +134,15 @@ impl CudaDevice {
         TimedEvent::record(&self.context, known.raw(), known.name())
     }
 
+    pub(crate) fn is_guarded(&self) -> bool {
+        self.memory.is_guarded()
+    }
+
+    /// Change one byte of a guard of `buffer`, to see whether it is found.
+    pub(crate) fn damage(&self, buffer: &Buffer, offset_bytes: i64) -> Result<()> {
+        self.memory.damage(memory::base(buffer), offset_bytes)
+    }
+
     fn allocate(&self, spec: &BufferSpec) -> Result<CudaStorage> {
         // A size that overflows is refused by the account like any other that is too large.
         let bytes = spec.len.saturating_mul(spec.dtype.size());
@@ -181,6 +193,10 @@ impl Device for CudaDevice {
         Ok(view.buffer)
     }
 
+    fn activation_dtype(&self, weights: &Matrix) -> DType {
+        weights.packed.dtype()
+    }
+
     fn pack_matrix(&self, spec: MatrixSpec<'_>) -> Result<Matrix> {
         if let Some(problem) = matrix_problem(&spec) {
             return Err(DeviceError::BadOperation {
@@ -188,9 +204,10 @@ impl Device for CudaDevice {
                 problem: format!("{}: {problem}", spec.name),
             });
         }
-        let to = match self.precision {
-            Precision::Bf16 => DType::Bf16,
-            Precision::F32 => DType::F32,
+        let to = match (self.precision, spec.dtype) {
+            (Precision::F32, _) => DType::F32,
+            (Precision::Bf16, DType::F32) => F32_WEIGHTS,
+            (Precision::Bf16, _) => DType::Bf16,
         };
         let packed = self.alloc(BufferSpec {
             name: spec.name.to_owned(),

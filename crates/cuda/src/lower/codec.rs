@@ -235,6 +235,7 @@ fn tensor_cores(op: &op::Conv, target: Target) -> Option<Launch> {
         cluster: cluster as u32,
         args: conv_args(op)
             .int(slices)
+            .int(cluster)
             .int(share)
             .int(staging.chunk)
             .int(staging.capacity),
