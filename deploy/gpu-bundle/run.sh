@@ -19,34 +19,39 @@ laneway=$bundle/laneway
 golden=$tree/integration-tests/golden
 failed=()
 
-# step NAME COMMAND...: the whole output to $OUT/NAME.log, its last lines here.
+# step LOG NAME LINES COMMAND...: all output to the end of $OUT/LOG.log, its last LINES lines here.
 step() {
-    local name=$1 began=$SECONDS
-    shift
-    "$@" >"$OUT/$name.log" 2>&1
-    local code=$?
+    local log=$OUT/$1.log name=$2 lines=$3 began=$SECONDS output code
+    shift 3
+    output=$("$@" 2>&1)
+    code=$?
+    {
+        echo "== $name: exit $code, $((SECONDS - began)) s"
+        echo "$output"
+    } >>"$log"
     echo "== $name: exit $code, $((SECONDS - began)) s"
-    tail -n "${LINES_SHOWN:-40}" "$OUT/$name.log"
+    [ "$lines" -eq 0 ] || tail -n "$lines" <<<"$output"
     [ $code -eq 0 ] || failed+=("$name")
 }
 
 check() {
-    LINES_SHOWN=70 step check "$laneway" kernels check --failed-only --json "$OUT/check.json"
+    step check check 70 "$laneway" kernels check --failed-only --json "$OUT/check.json"
 }
 
 verify() {
-    local directory precision name
+    local directory precision
     for directory in tiny tiny/noproj 0.6b 1.7b; do
         for precision in f32 bf16; do
-            name=verify-${directory//\//-}-$precision
-            LINES_SHOWN=16 step "$name" "$laneway" verify "$golden/$directory" --device cuda --precision $precision
+            step verify "$directory $precision" 16 \
+                "$laneway" verify "$golden/$directory" --device cuda --precision $precision
         done
     done
 }
 
 bench() {
-    LINES_SHOWN=60 step bench "$laneway" kernels bench --json "$OUT/bench.json"
-    LINES_SHOWN=0 step bench-detail "$laneway" kernels bench --detail --rows 1,8,64 --budget-ms 100 --json "$OUT/bench-detail.json"
+    step bench bench 60 "$laneway" kernels bench --json "$OUT/bench.json"
+    step bench bench-detail 0 "$laneway" kernels bench --detail --rows 1,8,64 --budget-ms 100 \
+        --json "$OUT/bench-detail.json"
 }
 
 case ${1:-all} in

@@ -5,6 +5,7 @@ mod client;
 mod config;
 mod health;
 mod kernels;
+mod profile;
 mod say;
 mod system;
 mod up;
@@ -54,6 +55,8 @@ enum Command {
     Bench(bench::Arguments),
     /// Compare or time the operations of a device.
     Kernels(kernels::Arguments),
+    /// Run a model and time the stages of its steps.
+    Profile(profile::Arguments),
     /// Ask a service whether it serves.
     Health(health::Arguments),
 }
@@ -113,6 +116,7 @@ async fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
         Command::Voices(arguments) => voices::run(arguments).await,
         Command::Bench(arguments) => bench::run(arguments).await,
         Command::Kernels(arguments) => tokio::task::spawn_blocking(move || kernels::run(&arguments)).await?,
+        Command::Profile(arguments) => tokio::task::spawn_blocking(move || profile::run(&arguments)).await?,
         Command::Health(arguments) => health::run(arguments).await,
     }
 }

@@ -34,17 +34,19 @@ __device__ __forceinline__ void mma_tile(float (&d)[4], const uint4& a, u32 b0, 
 // How the work is divided, see lower/codec.rs.
 struct Cut {
     int slices;    // of the sum over k
-    int share;     // slices of a block: 1, 4 or all; the others are those of the other blocks of its cluster
+    int blocks;    // of a cluster, which share the slices
+    int share;     // slices of a block: 1, 4 or all
     int chunk;     // channels staged at a time
     int capacity;  // staged rows there is room for
 };
 
-// Blocks of the cluster: `mine` says which this one is, the barrier waits for all, and load_peer reads four floats at
-// the place that `p` has in this block's shared memory from another's.
+// A power of two of blocks along x; `mine` says which this one is.
 struct Cluster {
     int blocks;
     int mine;
-    __device__ __forceinline__ explicit Cluster(int blocks) : blocks(blocks), mine(BLOCK_X % blocks) {}
+    __device__ __forceinline__ explicit Cluster(int blocks) : blocks(blocks), mine(BLOCK_X & (blocks - 1)) {}
+
+    // All have come here, and see what the others wrote to their shared memory.
     __device__ __forceinline__ void barrier() const {
 #if __CUDA_ARCH__ >= 900
         if (blocks > 1) {
@@ -54,22 +56,25 @@ struct Cluster {
 #endif
         __syncthreads();
     }
-    __device__ __forceinline__ float4 load(const float* p, int block) const {
-        if (block == mine) return *(const float4*)p;
+
+    // All have read what they want of the others' shared memory, which ends with its block.
+    __device__ __forceinline__ void leave() const {
 #if __CUDA_ARCH__ >= 900
-        float4 v;
+        if (blocks > 1)
+            asm volatile("barrier.cluster.arrive.relaxed.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
+#endif
+    }
+
+    // The same place in another block's shared memory.
+    __device__ __forceinline__ const float* peer(const float* p, int block) const {
+#if __CUDA_ARCH__ >= 900
         // Ranks count as blockIdx does, which the checking build turns round.
-        const int rank = (int)(blockIdx.x % blocks) == mine ? block : blocks - 1 - block;
-        u32 remote;
-        asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(shared_address(p)), "r"(rank));
-        asm volatile("ld.shared::cluster.v4.f32 {%0,%1,%2,%3}, [%4];"
-                     : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
-                     : "r"(remote)
-                     : "memory");
-        return v;
+        const int rank = (int)(blockIdx.x & (blocks - 1)) == mine ? block : blocks - 1 - block;
+        const float* there;
+        asm("mapa.u64 %0, %1, %2;" : "=l"(there) : "l"(p), "r"(rank));
+        return there;
 #else
-        // Without clusters a block has all slices.
-        return *(const float4*)p;
+        return p;  // without clusters a block has all slices
 #endif
     }
 };
@@ -81,7 +86,7 @@ __device__ __forceinline__ float4 add4(float4 a, float4 b) {
 // A block makes M = 16 MT WM outputs of N = 8 NT WN packed time rows, or its slices' part of them, which the blocks
 // of a cluster then add. Inputs are staged activated, in bf16, [time][channel]: a tap is another first row. c_in is a
 // multiple of 16 * slices, c_out of 4; chunk divides c_in / slices.
-template <int MT, int NT, int WM, int WN, int DEPTH>
+template <int MT, int NT, int WM, int WN, int DEPTH, int ROUND>
 __device__ __forceinline__ void conv_mma(const float* x, const bf16_t* w, const float* alpha, const float* inv_beta,
                                          const Streams& streams, const ConvShape& c, const Cut& cut,
                                          const ConvEpilogue& e) {
@@ -91,13 +96,13 @@ __device__ __forceinline__ void conv_mma(const float* x, const bf16_t* w, const 
     extern __shared__ __align__(16) unsigned char shared[];
     const int tid = threadIdx.x, warp = tid / 32, lane = tid % 32, wm = warp % WM, wn = warp / WM;
     const int past = (c.taps - 1) * c.dilation, stride = cut.chunk + 8;
-    const Cluster cluster(cut.slices / cut.share);
-    const int block = BLOCK_X / cluster.blocks;
+    const Cluster cluster(cut.blocks);
+    const int block = BLOCK_X >> (31 - __clz(cut.blocks));
 
     int* counts = (int*)shared;  // segments, staged rows
     int* staged_row = (int*)(shared + 16);
     Segment* segments = (Segment*)(staged_row + N);
-    i64* source = (i64*)(segments + N);
+    i64* source = (i64*)(segments + N);  // address of each staged row; its complement: carried
     bf16_t* stage = (bf16_t*)(source + (cut.capacity + 1) / 2 * 2);
     // Sums lie as [row][output], four floats of padding a row: eight outputs of four rows are on 32 banks. A single
     // slice's take the place of its inputs.
@@ -122,9 +127,16 @@ __device__ __forceinline__ void conv_mma(const float* x, const bf16_t* w, const 
             load_at += 256 - k_tiles * 256;
         }
     };
+    auto load_first_weights = [&](int first) {
+        load_tap = 0;
+        load_at = first / 16 * 256;
 #pragma unroll
-    for (int d = 0; d < DEPTH; ++d)
-        if (d < steps) load_weights(a[d]);
+        for (int d = 0; d < DEPTH; ++d)
+            if (d < steps) load_weights(a[d]);
+    };
+    // Weights do not depend on the kernel ahead. A wide tile has no registers left to hold them while it stages.
+    constexpr bool EARLY = MT * NT < 16;
+    if (EARLY) load_first_weights(0);
 
     release_dependents();
     dependency_wait();
@@ -133,8 +145,10 @@ __device__ __forceinline__ void conv_mma(const float* x, const bf16_t* w, const 
     const int tile_first = BLOCK_Y * N;
     if (tid < 2) counts[tid] = 0;
     for (int r = tid; r < N; r += THREADS) staged_row[r] = -1;
-    for (int r = tid; r < cut.capacity; r += THREADS) source[r] = 0;
+#pragma unroll 1
+    for (int r = tid; r < cut.capacity; r += THREADS) source[r] = (i64)x;
     __syncthreads();
+#pragma unroll 1
     for (int i = tid; i < streams.count; i += THREADS) {
         const Window window = read_window(streams, i);
         const int begin = max(window.first, tile_first), end = min(window.first + window.rows, tile_first + N);
@@ -148,24 +162,21 @@ __device__ __forceinline__ void conv_mma(const float* x, const bf16_t* w, const 
     __syncthreads();
     const int n_segments = min(counts[0], N), staged = min(counts[1], cut.capacity);
     if (n_segments == 0) return;
+#pragma unroll 1
     for (int s = warp; s < n_segments; s += THREADS / 32) {
         const Segment segment = segments[s];
+#pragma unroll 1
         for (int j = lane; j < past + segment.rows; j += 32) {
             const int position = segment.offset - past + j;  // within the window; negative: carried
-            source[segment.base + j] = position >= 0 ? (i64)(segment.first + position) * c.c_in
-                                                     : ~(segment.state + (i64)(past + position) * c.c_in);
+            source[segment.base + j] =
+                position >= 0 ? (i64)(x + (i64)(segment.first + position) * c.c_in)
+                              : ~((i64)streams.state +
+                                  (segment.state + (i64)(past + position) * c.c_in) * (streams.state_bf16 ? 2 : 4));
             if (j < segment.rows) staged_row[segment.begin + j] = segment.base + j;
         }
     }
     __syncthreads();
 
-    // Addresses of the first tap's columns: lane l names row l%8 of columns l/16, channels from 8 * (l/8%2).
-    u32 columns[NT / 2];
-#pragma unroll
-    for (int j = 0; j < NT / 2; ++j) {
-        int row = max(staged_row[wn * NT * 8 + j * 16 + lane / 16 * 8 + lane % 8], 0);
-        columns[j] = shared_address(stage + row * stride + lane / 8 % 2 * 8);
-    }
     const int tap_bytes = c.dilation * stride * 2;
 
     // Who stages what: each thread keeps its four channels.
@@ -183,31 +194,57 @@ __device__ __forceinline__ void conv_mma(const float* x, const bf16_t* w, const 
     for (int first = 0; first < channels; first += cut.chunk) {
         if (first > 0) {
             __syncthreads();
-#pragma unroll
-            for (int d = 0; d < DEPTH; ++d)
-                if (d < steps) load_weights(a[d]);
+            if (EARLY) load_first_weights(first);
         }
         const int channel = channel_first + first + within;
-        float4 al = {}, be = {};
-        if (alpha) {
-            al = *(const float4*)(alpha + channel);
-            be = *(const float4*)(inv_beta + channel);
-        }
-#pragma unroll 4
-        for (int row = row_begin; row < staged; row += abreast) {
-            const i64 from = source[row];
-            uint2 packed;
-            if (from < 0 && streams.state_bf16) {
-                packed = *(const uint2*)((const bf16_t*)streams.state + ~from + channel);
-            } else {
-                float4 v = *(const float4*)((from >= 0 ? x + from : (const float*)streams.state + ~from) + channel);
-                if (alpha && from >= 0) v = snake4(v, al, be);
-                packed = make_uint2(pack_bf16(v.x, v.y), pack_bf16(v.z, v.w));
+        // All loads of a round are on their way before the first value is used.
+        for (int row = row_begin; row < staged; row += ROUND * abreast) {
+            uint4 raw[ROUND];
+#pragma unroll
+            for (int u = 0; u < ROUND; ++u) {
+                const int r = row + u * abreast;
+                if (r >= staged) continue;
+                const i64 from = source[r];
+                const char* in = (const char*)(from ^ (from >> 63));
+                __builtin_assume(__isGlobal(in));
+                if (from < 0 && streams.state_bf16) {
+                    const uint2 half = *(const uint2*)(in + channel * 2);
+                    raw[u].x = half.x;
+                    raw[u].y = half.y;
+                } else {
+                    raw[u] = *(const uint4*)(in + channel * 4);
+                }
             }
-            *(uint2*)(stage + row * stride + within) = packed;
+            float4 al = {}, be = {};
+            if (alpha) {
+                al = *(const float4*)(alpha + channel);
+                be = *(const float4*)(inv_beta + channel);
+            }
+#pragma unroll
+            for (int u = 0; u < ROUND; ++u) {
+                const int r = row + u * abreast;
+                if (r >= staged) continue;
+                const bool old = source[r] < 0;
+                uint2 packed = make_uint2(raw[u].x, raw[u].y);
+                if (!(old && streams.state_bf16)) {
+                    float4 v = make_float4(__uint_as_float(raw[u].x), __uint_as_float(raw[u].y),
+                                           __uint_as_float(raw[u].z), __uint_as_float(raw[u].w));
+                    if (alpha && !old) v = snake4(v, al, be);
+                    packed = make_uint2(pack_bf16(v.x, v.y), pack_bf16(v.z, v.w));
+                }
+                *(uint2*)(stage + r * stride + within) = packed;
+            }
         }
+        if (!EARLY) load_first_weights(first);
         __syncthreads();
 
+        // Addresses of the first tap's columns: lane l names row l%8 of columns l/16, channels from 8 * (l/8%2).
+        u32 columns[NT / 2];
+#pragma unroll
+        for (int j = 0; j < NT / 2; ++j) {
+            const int row = max(staged_row[wn * NT * 8 + j * 16 + lane / 16 * 8 + lane % 8], 0);
+            columns[j] = shared_address(stage + row * stride + lane / 8 % 2 * 8);
+        }
         int tap = 0, at = 0;
         for (int step = 0; step < steps; step += DEPTH) {
 #pragma unroll
@@ -256,9 +293,11 @@ __device__ __forceinline__ void conv_mma(const float* x, const bf16_t* w, const 
     // Each block of the cluster finishes a part of the rows. The residual may be the output, so all that a thread
     // reads of it is read before it writes: reads overlap.
     cluster.barrier();
-    const int parts = cut.share == 1 ? cut.slices : cut.slices / 4;  // slices, or fours, of all blocks
+    // What is left to add: every block's slice, or the fours of every block, or those of this one.
+    const int parts = cut.share == 1 ? cut.slices : cut.slices / 4;
+    const int step = cut.share > 4 ? 0 : 1, area = cut.share > 4 ? N * PITCH : 0;
     const int rows_each = N / cluster.blocks, row_first = cluster.mine * rows_each;
-    constexpr int QUADS = M / 4, BATCH = 4;
+    constexpr int QUADS = M / 4, EACH = N * QUADS / THREADS, BATCH = EACH < 4 ? EACH : 4;
     const i64 tile = (i64)tile_first * c.c_out;
     for (int first = tid; first < rows_each * QUADS; first += BATCH * THREADS) {
         float4 before[BATCH];
@@ -277,16 +316,12 @@ __device__ __forceinline__ void conv_mma(const float* x, const bf16_t* w, const 
             const int item = first + i * THREADS, output = block * M + item % QUADS * 4;
             const float* sums = totals + (row_first + item / QUADS) * PITCH + item % QUADS * 4;
             float4 sum = {};
+#pragma unroll 1
             for (int four = 0; four < parts; four += 4) {
                 float4 p[4];
 #pragma unroll
                 for (int g = 0; g < 4; ++g)
-                    if (four + g < parts) {
-                        const int part = four + g;
-                        p[g] = cut.share == 1
-                                   ? cluster.load(sums, part)
-                                   : cluster.load(sums + part % (cut.share / 4) * N * PITCH, part * 4 / cut.share);
-                    }
+                    if (four + g < parts) p[g] = *(const float4*)cluster.peer(sums + g * area, (four + g) * step);
 #pragma unroll
                 for (int g = 1; g < 4; ++g)
                     if (four + g < parts) p[0] = add4(p[0], p[g]);
@@ -299,20 +334,19 @@ __device__ __forceinline__ void conv_mma(const float* x, const bf16_t* w, const 
                             finish(e, sum.z, bias.z, before[i].z), finish(e, sum.w, bias.w, before[i].w));
         }
     }
-    // Shared memory lives until everybody has read it.
-    if (cluster.blocks > 1) cluster.barrier();
+    cluster.leave();
 }
 
 // conv_mma_{outputs}x{rows}
-#define CONV_MMA(NAME, MT, NT, WM, WN, DEPTH)                                                                       \
+#define CONV_MMA(NAME, MT, NT, WM, WN, DEPTH, ROUND)                                                                \
     extern "C" __global__ void __launch_bounds__(WM * WN * 32, 2)                                                   \
-        NAME(CONV_PARAMETERS(bf16_t), int slices, int share, int chunk, int capacity) {                             \
-        conv_mma<MT, NT, WM, WN, DEPTH>(x, w, alpha, inv_beta, CONV_STREAMS,                                        \
-                                        ConvShape{c_in, c_out, taps, dilation}, Cut{slices, share, chunk, capacity}, \
-                                        ConvEpilogue{bias, residual, out, clamp});                                  \
+        NAME(CONV_PARAMETERS(bf16_t), int slices, int blocks, int share, int chunk, int capacity) {                 \
+        conv_mma<MT, NT, WM, WN, DEPTH, ROUND>(                                                                     \
+            x, w, alpha, inv_beta, CONV_STREAMS, ConvShape{c_in, c_out, taps, dilation},                            \
+            Cut{slices, blocks, share, chunk, capacity}, ConvEpilogue{bias, residual, out, clamp});                 \
     }
-CONV_MMA(conv_mma_64x32, 1, 2, 4, 2, 8)
-CONV_MMA(conv_mma_96x64, 2, 4, 3, 2, 4)
-CONV_MMA(conv_mma_96x128, 2, 8, 3, 2, 2)
-CONV_MMA(conv_mma_128x64, 2, 4, 4, 2, 4)
-CONV_MMA(conv_mma_128x128, 2, 8, 4, 2, 2)
+CONV_MMA(conv_mma_64x32, 1, 2, 4, 2, 8, 8)
+CONV_MMA(conv_mma_96x64, 2, 4, 3, 2, 4, 6)
+CONV_MMA(conv_mma_96x128, 2, 8, 3, 2, 2, 6)
+CONV_MMA(conv_mma_128x64, 2, 4, 4, 2, 4, 4)
+CONV_MMA(conv_mma_128x128, 2, 8, 4, 2, 2, 3)

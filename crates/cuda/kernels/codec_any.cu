@@ -119,13 +119,25 @@ __device__ __forceinline__ void conv_to_one(const float* x, const void* w, const
     const int warp = tid / 32, lane = tid % 32;
     for (int channel = lane; channel < c.c_in; channel += 32) {
         const float al = alpha ? alpha[channel] : 0.0f, be = alpha ? inv_beta[channel] : 0.0f;
-#pragma unroll 4
-        for (int row = warp; row < ROWS + PAST; row += ROWS / 32) {
-            const int position = tile_first - window.first - PAST + row;
-            float v = position >= 0 ? x[(i64)(window.first + position) * c.c_in + channel]
-                                    : carried(streams, window.state + (i64)(PAST + position) * c.c_in + channel);
-            if (alpha && position >= 0) v = snake(v, al, be);
-            xs[row * stride + channel] = BF16 || streams.state_bf16 ? round_bf16(v) : v;
+        constexpr int ROUND = 8;
+        for (int row = warp; row < ROWS + PAST; row += ROUND * ROWS / 32) {
+            float v[ROUND];
+#pragma unroll
+            for (int u = 0; u < ROUND; ++u) {
+                const int r = row + u * ROWS / 32, position = tile_first - window.first - PAST + r;
+                if (r >= ROWS + PAST) continue;
+                if (position >= 0)
+                    v[u] = x[(i64)(window.first + position) * c.c_in + channel];
+                else
+                    v[u] = carried(streams, window.state + (i64)(PAST + position) * c.c_in + channel);
+            }
+#pragma unroll
+            for (int u = 0; u < ROUND; ++u) {
+                const int r = row + u * ROWS / 32, position = tile_first - window.first - PAST + r;
+                if (r >= ROWS + PAST) continue;
+                if (alpha && position >= 0) v[u] = snake(v[u], al, be);
+                xs[r * stride + channel] = BF16 || streams.state_bf16 ? round_bf16(v[u]) : v[u];
+            }
         }
     }
     __syncthreads();
@@ -185,18 +197,18 @@ extern "C" __global__ void __launch_bounds__(256)
             const int row = first + threadIdx.x / 32 + i * 8;
             const int from = row + window.rows;  // within old state and window, one behind the other
             if (!active || row >= past) continue;
-            if (from < past) {
+            if (from < past)
                 v[i] = carried(streams, window.state + (i64)from * channels + channel);
-            } else {
+            else
                 v[i] = x[(i64)(window.first + from - past) * channels + channel];
-                if (alpha) v[i] = snake(v[i], al, be);
-            }
         }
         __syncthreads();
 #pragma unroll
         for (int i = 0; i < 8; ++i) {
             const int row = first + threadIdx.x / 32 + i * 8;
-            if (active && row < past) carry(state, state_bf16, window.state + (i64)row * channels + channel, v[i]);
+            if (!active || row >= past) continue;
+            if (alpha && row + window.rows >= past) v[i] = snake(v[i], al, be);
+            carry(state, state_bf16, window.state + (i64)row * channels + channel, v[i]);
         }
         __syncthreads();
     }
@@ -220,9 +232,39 @@ extern "C" __global__ void __launch_bounds__(128)
     const float* in = x + (i64)window.first * channels + channel;
     float* to = out + (i64)window.first * channels + channel;
     const float b = bias[channel];
+    constexpr int TAPS = 7, ROUND = 4;
+    if (taps == TAPS) {
+        // The inputs that outputs still need stay in registers; in the end they are the state.
+        float v[TAPS - 1 + ROUND], weight[TAPS];
+#pragma unroll
+        for (int i = 0; i < TAPS; ++i) weight[i] = w[i * channels + channel];
+#pragma unroll
+        for (int i = 0; i < TAPS - 1; ++i) v[i] = carried(streams, own + (i64)i * channels);
+        for (int t = 0; t < window.rows; t += ROUND) {
+            const int n = min(ROUND, window.rows - t);
+#pragma unroll
+            for (int i = 0; i < ROUND; ++i)
+                if (i < n) v[TAPS - 1 + i] = in[(i64)(t + i) * channels];
+#pragma unroll
+            for (int i = 0; i < ROUND; ++i) {
+                if (i >= n) continue;
+                float sum = 0.0f;
+#pragma unroll
+                for (int tap = 0; tap < TAPS; ++tap)
+                    sum = __fmaf_rn(state_bf16 ? round_bf16(v[i + tap]) : v[i + tap], weight[tap], sum);
+                to[(i64)(t + i) * channels] = __fadd_rn(sum, b);
+            }
+            for (int moved = 0; moved < n; ++moved) {
+#pragma unroll
+                for (int i = 0; i < TAPS - 2 + ROUND; ++i) v[i] = v[i + 1];
+            }
+        }
+#pragma unroll
+        for (int i = 0; i < TAPS - 1; ++i) carry(state, state_bf16, own + (i64)i * channels, v[i]);
+        return;
+    }
     for (int t = 0; t < window.rows; ++t) {
         float sum = 0.0f;
-#pragma unroll 7
         for (int tap = 0; tap < taps; ++tap) {
             const int position = t - past + tap;
             float v = position >= 0 ? in[(i64)position * channels]

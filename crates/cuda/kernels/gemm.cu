@@ -377,6 +377,8 @@ __device__ __forceinline__ void gemm_many_body(const void* x, int x_bf16, const 
     }
     const int all = ((BLOCKS == 1 ? 0 : part) + 1) * MINE;
     while (closed < all) { close_segment(); closed++; }
+    // The partial sums lie where other threads may still read what waits for its sibling.
+    if (MINE > 1) __syncthreads();
 
     // [batch row][output]
 #pragma unroll

@@ -5,7 +5,9 @@
 
 constexpr int SAMPLE_THREADS = 512;
 constexpr int SAMPLE_WARPS = SAMPLE_THREADS / 32;
-constexpr int BIN_BITS = 11, BINS = 1 << BIN_BITS;
+
+// Digits of the radix select, from the top: 11, 11 and 10 bits, each with bins of its own.
+constexpr int PASSES = 3, DIGIT_BINS = 2048, BINS = 2 * DIGIT_BINS + DIGIT_BINS / 2;
 
 // laneway_device::op::SampleRow.
 struct SampleRow {
@@ -52,7 +54,8 @@ __device__ __forceinline__ double gumbel(const SampleRow& row, u32 group, u32 id
     return -log(-log(u));
 }
 
-// Sum of `x` over the threads before this one and this one, in a fixed pattern; `total` is that of all.
+// Sum of `x` over the threads before this one and this one, in a fixed pattern; `total` is that of all. `partial` must
+// not be in use, and is until the next barrier.
 template <typename T>
 __device__ __forceinline__ T block_scan(T x, T* partial, T& total) {
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
@@ -70,49 +73,55 @@ __device__ __forceinline__ T block_scan(T x, T* partial, T& total) {
         if (w == warp) ahead = total;
         total += partial[w];
     }
-    __syncthreads();
     return ahead + x;
 }
 
-// The k-th greatest of the scores that are not banned, or BANNED when there are no more than k.
-// Radix select on the ordered bits, 11 of them at a time.
-__device__ float kth_score(const float* z, int vocab, u32 k, u32* bins, u32* partial, u32* found) {
+// What the radix select needs beside its bins, for each pass.
+struct Digit {
+    u32 partial[SAMPLE_WARPS];
+    u32 bin;    // where the k-th score is; NO_BIN: there are fewer than k
+    u32 above;  // scores in the bins above
+};
+constexpr u32 NO_BIN = 0xffffffffu;
+
+// The k-th greatest of the scores that are not banned, or BANNED when there are fewer than k. The first digits are
+// counted already.
+__device__ __forceinline__ float kth_score(const float* z, int vocab, u32 k, u32* bins, Digit* digits) {
     u32 prefix = 0;
 #pragma unroll
-    for (int pass = 0; pass < 3; ++pass) {
+    for (int pass = 0; pass < PASSES; ++pass) {
         const int shift = pass == 0 ? 21 : pass == 1 ? 10 : 0;
-        const int bits = pass == 2 ? 10 : BIN_BITS;
-        for (int i = threadIdx.x; i < BINS; i += SAMPLE_THREADS) bins[i] = 0;
-        if (threadIdx.x == 0) found[0] = 0xffffffffu;
-        __syncthreads();
-        for (int id = threadIdx.x; id < vocab; id += SAMPLE_THREADS) {
-            const u32 key = ordered(z[id]);
-            const bool in = pass == 0 || key >> (shift + bits) == prefix;
-            if (in && z[id] != BANNED) atomicAdd(&bins[key >> shift & ((1u << bits) - 1)], 1u);
+        const int bits = pass == 2 ? 10 : 11;
+        constexpr int BINS_EACH = DIGIT_BINS / SAMPLE_THREADS;
+        const int each = pass == 2 ? BINS_EACH / 2 : BINS_EACH;
+        const u32* counted = bins + pass * DIGIT_BINS;
+        Digit& digit = digits[pass];
+        if (pass > 0) {
+            for (int id = threadIdx.x; id < vocab; id += SAMPLE_THREADS) {
+                const u32 key = ordered(z[id]);
+                const bool in = key >> (shift + bits) == prefix && z[id] != BANNED;
+                if (in) atomicAdd(&bins[pass * DIGIT_BINS + (key >> shift & ((1u << bits) - 1))], 1u);
+            }
+            __syncthreads();
         }
-        __syncthreads();
-        // Thread t has the bins from 2047 - 4t downwards.
-        u32 counts[4], sum = 0, total;
+        // Thread t has `each` bins from the last but `each` t downwards.
+        const int last = (1 << bits) - 1 - (int)threadIdx.x * each;
+        u32 counts[BINS_EACH], sum = 0, total;
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            counts[i] = bins[BINS - 1 - (int)threadIdx.x * 4 - i];
+        for (int i = 0; i < BINS_EACH; ++i) {
+            counts[i] = i < each ? counted[last - i] : 0;
             sum += counts[i];
         }
-        u32 above = block_scan(sum, partial, total) - sum;
+        u32 above = block_scan(sum, digit.partial, total) - sum;
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            if (above < k && k <= above + counts[i]) {
-                found[0] = BINS - 1 - threadIdx.x * 4 - i;
-                found[1] = above;
-            }
+        for (int i = 0; i < BINS_EACH; ++i) {
+            if (above < k && k <= above + counts[i]) digit.bin = last - i, digit.above = above;
             above += counts[i];
         }
         __syncthreads();
-        // Only the first pass can miss: fewer than k scores.
-        if (found[0] == 0xffffffffu) return BANNED;
-        prefix = prefix << bits | found[0];
-        k -= found[1];
-        __syncthreads();
+        if (digit.bin == NO_BIN) return BANNED;
+        prefix = prefix << bits | digit.bin;
+        k -= digit.above;
     }
     return from_ordered(prefix);
 }
@@ -155,7 +164,8 @@ __device__ int nucleus(const u64* keys, int count, float top_p, double* partial,
     return *found;
 }
 
-// Shared memory: `capacity` sort keys (a power of two, at least `vocab` and 1024), then `vocab` scores.
+// Shared memory: `capacity` sort keys (the power of two from `vocab` on, and no fewer than the bins need), then `vocab`
+// scores.
 // A row with a logit that is not a number, or with every token banned, gets token -1: the kernel has no other way
 // to say that there is none.
 extern "C" __global__ void __launch_bounds__(512) sample(const float* logits, int vocab, int live, int extra_live,
@@ -167,10 +177,16 @@ extern "C" __global__ void __launch_bounds__(512) sample(const float* logits, in
     __shared__ double partial[SAMPLE_WARPS];
     __shared__ int best_ids[SAMPLE_WARPS];
     __shared__ int count;
-    __shared__ u32 found[2];
+    __shared__ int nucleus_size;
+    __shared__ Digit digits[PASSES];
     u64* keys = shared_keys;
+    u32* bins = (u32*)shared_keys;
     float* z = (float*)(keys + capacity);
     release_dependents();
+    for (int i = threadIdx.x; i < BINS; i += SAMPLE_THREADS) bins[i] = 0;
+    if (threadIdx.x < PASSES) digits[threadIdx.x].bin = NO_BIN;
+    if (threadIdx.x == 0) count = 0;
+    __syncthreads();
     dependency_wait();
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
     const i64 r = BLOCK_X;
@@ -194,8 +210,8 @@ extern "C" __global__ void __launch_bounds__(512) sample(const float* logits, in
         if (drawn) x = __fdiv_rn(x, row.temperature);
         bad |= x != x;
         z[id] = x;
+        if (drawn && row.top_k > 0 && x != BANNED) atomicAdd(&bins[ordered(x) >> 21], 1u);
     }
-    if (threadIdx.x == 0) count = 0;
     bad = __syncthreads_or(bad);
 
     float threshold = BANNED;
@@ -210,7 +226,7 @@ extern "C" __global__ void __launch_bounds__(512) sample(const float* logits, in
             if (z[id] != BANNED) offer(id, (double)z[id]);
         }
     } else {
-        if (row.top_k > 0) threshold = kth_score(z, vocab, row.top_k, (u32*)keys, (u32*)partial, found);
+        if (row.top_k > 0) threshold = kth_score(z, vocab, row.top_k, bins, digits);
         // The bins are done with: their place takes the candidates.
         for (int first = 0; first < vocab; first += SAMPLE_THREADS) {
             const int id = first + threadIdx.x;
@@ -230,7 +246,7 @@ extern "C" __global__ void __launch_bounds__(512) sample(const float* logits, in
             __syncthreads();
             sort(keys, size);
             const int all = kept;
-            kept = nucleus(keys, all, row.top_p, partial, (int*)found);
+            kept = nucleus(keys, all, row.top_p, partial, &nucleus_size);
             for (int i = kept + threadIdx.x; i < all; i += SAMPLE_THREADS) z[key_id(keys[i])] = BANNED;
         }
         for (int i = threadIdx.x; i < kept; i += SAMPLE_THREADS) {

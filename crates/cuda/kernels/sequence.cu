@@ -61,16 +61,6 @@ __device__ __forceinline__ float widen(bf16_t x) { return bf16_to_float(x); }
 __device__ __forceinline__ void narrow(float x, float& out) { out = x; }
 __device__ __forceinline__ void narrow(float x, bf16_t& out) { out = (bf16_t)pack_bf16(x, 0.0f); }
 
-__device__ __forceinline__ void load_4(const float* at, float (&value)[4]) {
-    const float4 x = *(const float4*)at;
-    value[0] = x.x, value[1] = x.y, value[2] = x.z, value[3] = x.w;
-}
-
-__device__ __forceinline__ void load_4(const bf16_t* at, float (&value)[4]) {
-    const uint2 x = *(const uint2*)at;
-    value[0] = low_bf16(x.x), value[1] = high_bf16(x.x), value[2] = low_bf16(x.y), value[3] = high_bf16(x.y);
-}
-
 // laneway_device::op::KvCache; strides and offsets in elements.
 struct Cache {
     i64 page_stride, k_offset, v_offset, pool_len;
@@ -182,29 +172,75 @@ QKV_ROPE(qkv_rope_bf16, bf16_t)
 // ---- Attention ----
 
 // How a warp holds heads. `LANES` lanes hold one, so that a load brings 32 / LANES of them; a lane has PER values.
+// Keys and values of a width that is known come through shared memory, where a lane puts and takes its own only: so a
+// warp has many of them on their way and needs no registers for them.
 template <int DIM>
 struct Heads {
     static constexpr int LANES = DIM / 4, PER = 4, BATCH = 4;
+    static constexpr bool STAGED = true;
     static __device__ __forceinline__ int dim(int) { return DIM; }
     static __device__ __forceinline__ int at(int lane, int e) { return lane % LANES * 4 + e; }
-    template <typename KV>
-    static __device__ __forceinline__ void load(const KV* head, int lane, int, float (&value)[PER]) {
-        load_4(head + at(lane, 0), value);
-    }
 };
 
 // Any width up to 256, at any alignment.
 template <>
 struct Heads<0> {
     static constexpr int LANES = 32, PER = 8, BATCH = 2;
+    static constexpr bool STAGED = false;
     static __device__ __forceinline__ int dim(int head_dim) { return head_dim; }
     static __device__ __forceinline__ int at(int lane, int e) { return lane + 32 * e; }
-    template <typename KV>
-    static __device__ __forceinline__ void load(const KV* head, int lane, int dim, float (&value)[PER]) {
+};
+
+// A lane's values of the head at `head`, or zeros.
+template <typename H, typename KV>
+__device__ __forceinline__ void load_head(bool on, const KV* head, int lane, int dim, float (&value)[H::PER]) {
 #pragma unroll
-        for (int e = 0; e < PER; ++e) value[e] = at(lane, e) < dim ? widen(head[at(lane, e)]) : 0.0f;
+    for (int e = 0; e < H::PER; ++e) {
+        const bool in = on && (H::STAGED || H::at(lane, e) < dim);
+        value[e] = in ? widen(head[H::at(lane, e)]) : 0.0f;
+    }
+}
+
+// Four values as they lie in the cache.
+template <typename KV>
+struct Four;
+
+template <>
+struct Four<float> {
+    float4 x;
+    __device__ __forceinline__ void widen_to(float (&value)[4]) const {
+        value[0] = x.x, value[1] = x.y, value[2] = x.z, value[3] = x.w;
     }
 };
+
+template <>
+struct Four<bf16_t> {
+    uint2 x;
+    __device__ __forceinline__ void widen_to(float (&value)[4]) const {
+        value[0] = low_bf16(x.x), value[1] = high_bf16(x.x), value[2] = low_bf16(x.y), value[3] = high_bf16(x.y);
+    }
+};
+
+// Start a copy of four values to shared memory, or of zeros.
+__device__ __forceinline__ void copy_async(Four<float>* to, const float* from, bool on) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
+                 :: "r"((u32)__cvta_generic_to_shared(to)), "l"(from), "r"(on ? 16 : 0)
+                 : "memory");
+}
+
+__device__ __forceinline__ void copy_async(Four<bf16_t>* to, const bf16_t* from, bool on) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;"
+                 :: "r"((u32)__cvta_generic_to_shared(to)), "l"(from), "r"(on ? 8 : 0)
+                 : "memory");
+}
+
+__device__ __forceinline__ void close_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+// Until all but the last N closed groups of this thread's copies have arrived.
+template <int N>
+__device__ __forceinline__ void wait_copies() {
+    asm volatile("cp.async.wait_group %0;" :: "n"(N) : "memory");
+}
 
 // q · k over the lanes of a head; all of them get it.
 template <int LANES, int PER>
@@ -249,14 +285,15 @@ struct Projections {
 };
 
 // Blocks: for each row, for each G query heads that share a key/value head, `cluster` blocks that divide the streams.
-// `window` 0: all keys are visible. `q` is used when `FUSED` is not, `from` when it is.
+// `window` 0: all keys are visible; `depth` (1, 2 or 4): batches that a warp has on their way. `q` is used when `FUSED`
+// is not, `from` when it is.
 template <typename KV, int DIM, int G, bool FUSED>
 __device__ __forceinline__ void attend(const float* q, const Projections from, int heads, const int* sequences,
                                        const int* positions, KV* pool, const Cache cache, int window, int cluster,
-                                       float* out) {
+                                       int depth, float* out) {
     using H = Heads<DIM>;
     constexpr int LANES = H::LANES, PER = H::PER, BATCH = H::BATCH, SIDE = 32 / LANES;
-    extern __shared__ float shared[];
+    extern __shared__ __align__(16) float shared[];
     release_dependents();
     dependency_wait();
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, warps = blockDim.x >> 5;
@@ -275,9 +312,11 @@ __device__ __forceinline__ void attend(const float* q, const Projections from, i
         return;
     }
 
-    // Shared memory: each stream's sum of values, greatest score and sum of weights; the row's own heads.
+    // Shared memory: keys and values on their way; each stream's sum of values, greatest score and sum of weights;
+    // the row's own heads.
     const int block_streams = warps * SIDE, streams = block_streams * cluster;
-    float* stream_values = shared;
+    Four<KV>* staged = (Four<KV>*)shared + warp * depth * 2 * BATCH * 32 + lane;
+    float* stream_values = H::STAGED ? (float*)((Four<KV>*)shared + warps * depth * 2 * BATCH * 32) : shared;
     float* stream_max = stream_values + block_streams * G * dim;
     float* stream_sum = stream_max + block_streams * G;
     float* own_q = stream_sum + block_streams * G;
@@ -291,35 +330,34 @@ __device__ __forceinline__ void attend(const float* q, const Projections from, i
     const int stream = warp_stream + lane / LANES;
     // Keys of the warp's first stream; the others have as many or one less.
     const int count = before > warp_stream ? (before - warp_stream + streams - 1) / streams : 0;
-    const i64 k_head = cache.k_offset + kv_head * dim, v_head = cache.v_offset + kv_head * dim;
+    KV* keys = pool + cache.k_offset + kv_head * dim;
+    KV* values = pool + cache.v_offset + kv_head * dim;
 
     // Lane b * SIDE + s finds the warp's b-th key from `t` on of its stream s.
     auto find_batch = [&](int t) -> i64 {
         const int key = warp_stream + lane % SIDE + (t + lane / SIDE) * streams;
         return lane < BATCH * SIDE && key < before ? cache.find(sequence, first + key) : -1;
     };
-    float k[BATCH][PER], v[BATCH][PER];
-    bool visible[BATCH];
-    auto load_batch = [&](float (&head)[BATCH][PER], i64 found, i64 offset) {
+    auto found_by = [&](i64 found, int b) { return __shfl_sync(0xffffffffu, found, b * SIDE + lane / LANES); };
+    // A batch of keys or values into its place in the ring of `depth` pairs.
+    auto stage_batch = [&](Four<KV>* to, const KV* heads, i64 found) {
 #pragma unroll
         for (int b = 0; b < BATCH; ++b) {
-            const i64 at = __shfl_sync(0xffffffffu, found, b * SIDE + lane / LANES);
-#pragma unroll
-            for (int e = 0; e < PER; ++e) head[b][e] = 0.0f;
-            if (at >= 0) H::load(pool + at + offset, lane, dim, head[b]);
+            const i64 at = found_by(found, b);
+            copy_async(to + b * 32, heads + (at >= 0 ? at : 0) + H::at(lane, 0), at >= 0);
         }
     };
-    auto mark_batch = [&](i64 found) {
-#pragma unroll
-        for (int b = 0; b < BATCH; ++b) {
-            visible[b] = __shfl_sync(0xffffffffu, found, b * SIDE + lane / LANES) >= 0;
+    i64 next = find_batch(0);
+    if constexpr (H::STAGED) {
+        for (int d = 0; d < depth; ++d) {
+            // Groups are closed also when they are empty: their number says which ones to wait for.
+            if (d * BATCH < count) stage_batch(staged + d * 2 * BATCH * 32, keys, next);
+            close_copies();
+            if (d * BATCH < count) stage_batch(staged + (d * 2 + 1) * BATCH * 32, values, next);
+            close_copies();
+            next = find_batch((d + 1) * BATCH);
         }
-    };
-    i64 found = find_batch(0);
-    mark_batch(found);
-    load_batch(k, found, k_head);
-    load_batch(v, found, v_head);
-    i64 next = find_batch(BATCH);
+    }
 
     // The row's own heads, beside the first keys on their way.
     const i64 own = cache.find(sequence, position);
@@ -338,15 +376,15 @@ __device__ __forceinline__ void attend(const float* q, const Projections from, i
                                     KV stored;
                                     narrow(value, stored);
                                     own_k[c] = widen(stored);
-                                    if (store) pool[own + k_head + c] = stored;
+                                    if (store) keys[own + c] = stored;
                                 });
             } else {
-                const float* values = x + (heads + cache.kv_heads + kv_head) * dim;
+                const float* projected = x + (heads + cache.kv_heads + kv_head) * dim;
                 for (int c = lane; c < dim; c += 32) {
                     KV stored;
-                    narrow(values[c], stored);
+                    narrow(projected[c], stored);
                     own_v[c] = widen(stored);
-                    if (store) pool[own + v_head + c] = stored;
+                    if (store) values[own + c] = stored;
                 }
             }
         }
@@ -355,11 +393,7 @@ __device__ __forceinline__ void attend(const float* q, const Projections from, i
     float query[G][PER];
 #pragma unroll
     for (int g = 0; g < G; ++g) {
-        const float* from_q = FUSED ? own_q + g * dim : q + ((i64)row * heads + head + g) * dim;
-#pragma unroll
-        for (int e = 0; e < PER; ++e) {
-            query[g][e] = DIM != 0 || H::at(lane, e) < dim ? from_q[H::at(lane, e)] : 0.0f;
-        }
+        load_head<H>(true, FUSED ? own_q + g * dim : q + ((i64)row * heads + head + g) * dim, lane, dim, query[g]);
     }
 
     // Scores are in units of log2, so that a weight is one exp2.
@@ -375,15 +409,11 @@ __device__ __forceinline__ void attend(const float* q, const Projections from, i
     if (own >= 0 && own_stream >= warp_stream && own_stream < warp_stream + SIDE) {
         float key[PER], val[PER];
         if constexpr (FUSED) {
-#pragma unroll
-            for (int e = 0; e < PER; ++e) {
-                const bool in = DIM != 0 || H::at(lane, e) < dim;
-                key[e] = in ? own_k[H::at(lane, e)] : 0.0f;
-                val[e] = in ? own_v[H::at(lane, e)] : 0.0f;
-            }
+            load_head<H>(true, own_k, lane, dim, key);
+            load_head<H>(true, own_v, lane, dim, val);
         } else {
-            H::load(pool + own + k_head, lane, dim, key);
-            H::load(pool + own + v_head, lane, dim, val);
+            load_head<H>(true, keys + own, lane, dim, key);
+            load_head<H>(true, values + own, lane, dim, val);
         }
         const bool mine = stream == own_stream;
 #pragma unroll
@@ -397,20 +427,40 @@ __device__ __forceinline__ void attend(const float* q, const Projections from, i
         }
     }
 
+    auto wait_one = [&] {
+        if (depth == 1) {
+            wait_copies<1>();
+        } else if (depth == 2) {
+            wait_copies<3>();
+        } else {
+            wait_copies<7>();
+        }
+    };
+    int place = 0;
     for (int t = 0; t < count; t += BATCH) {
+        Four<KV>* here = staged + place * 2 * BATCH * 32;
+        const bool more = t + depth * BATCH < count;
         float score[BATCH][G];
+        if constexpr (H::STAGED) wait_one();
 #pragma unroll
         for (int b = 0; b < BATCH; ++b) {
+            float key[PER];
+            if constexpr (H::STAGED) {
+                here[b * 32].widen_to(key);
+            } else {
+                const i64 at = found_by(next, b);
+                load_head<H>(at >= 0, keys + at, lane, dim, key);
+            }
+            const bool visible = stream + (t + b) * streams < before;
 #pragma unroll
             for (int g = 0; g < G; ++g) {
-                const float product = __fmul_rn(dot<LANES, PER>(query[g], k[b]), scale);
-                score[b][g] = visible[b] ? product : NONE;
+                const float product = __fmul_rn(dot<LANES, PER>(query[g], key), scale);
+                score[b][g] = visible ? product : NONE;
             }
         }
-        const bool more = t + BATCH < count;
-        if (more) {
-            mark_batch(next);
-            load_batch(k, next, k_head);
+        if constexpr (H::STAGED) {
+            if (more) stage_batch(here, keys, next);
+            close_copies();
         }
 #pragma unroll
         for (int g = 0; g < G; ++g) {
@@ -425,15 +475,33 @@ __device__ __forceinline__ void attend(const float* q, const Projections from, i
             for (int e = 0; e < PER; ++e) value[g][e] = __fmul_rn(value[g][e], shrink);
 #pragma unroll
             for (int b = 0; b < BATCH; ++b) {
-                const float weight = exp2f(__fsub_rn(score[b][g], base));
-                sum[g] = __fadd_rn(sum[g], weight);
-#pragma unroll
-                for (int e = 0; e < PER; ++e) value[g][e] = fmaf(weight, v[b][e], value[g][e]);
+                score[b][g] = exp2f(__fsub_rn(score[b][g], base));
+                sum[g] = __fadd_rn(sum[g], score[b][g]);
             }
         }
-        if (more) {
-            load_batch(v, next, v_head);
-            next = find_batch(t + 2 * BATCH);
+        if constexpr (H::STAGED) wait_one();
+#pragma unroll
+        for (int b = 0; b < BATCH; ++b) {
+            float val[PER];
+            if constexpr (H::STAGED) {
+                here[(BATCH + b) * 32].widen_to(val);
+            } else {
+                const i64 at = found_by(next, b);
+                load_head<H>(at >= 0, values + at, lane, dim, val);
+            }
+#pragma unroll
+            for (int g = 0; g < G; ++g) {
+#pragma unroll
+                for (int e = 0; e < PER; ++e) value[g][e] = fmaf(score[b][g], val[e], value[g][e]);
+            }
+        }
+        if constexpr (H::STAGED) {
+            if (more) stage_batch(here + BATCH * 32, values, next);
+            close_copies();
+            next = find_batch(t + (depth + 1) * BATCH);
+            place = place + 1 == depth ? 0 : place + 1;
+        } else {
+            next = find_batch(t + BATCH);
         }
     }
 
@@ -441,7 +509,7 @@ __device__ __forceinline__ void attend(const float* q, const Projections from, i
     for (int g = 0; g < G; ++g) {
 #pragma unroll
         for (int e = 0; e < PER; ++e) {
-            if (DIM != 0 || H::at(lane, e) < dim) stream_values[(local * G + g) * dim + H::at(lane, e)] = value[g][e];
+            if (H::STAGED || H::at(lane, e) < dim) stream_values[(local * G + g) * dim + H::at(lane, e)] = value[g][e];
         }
         if (lane % LANES == 0) {
             stream_max[local * G + g] = most[g];
@@ -485,17 +553,21 @@ __device__ __forceinline__ void attend(const float* q, const Projections from, i
     if (cluster > 1) cluster_barrier();
 }
 
+// Two blocks at a time on a multiprocessor: one reads while the other begins or ends. Heads of any width need the
+// registers more.
 #define ATTENTION(suffix, KV, DIM, G)                                                                                 \
-    extern "C" __global__ void __launch_bounds__(512) attention_##suffix(                                            \
+    extern "C" __global__ void __launch_bounds__(512, DIM == 0 ? 1 : 2) attention_##suffix(                          \
         const float* q, int heads, const int* sequences, const int* positions, KV* pool, CACHE_PARAMS, int window,    \
-        int cluster, float* out) {                                                                                    \
-        attend<KV, DIM, G, false>(q, Projections{}, heads, sequences, positions, pool, CACHE, window, cluster, out);  \
+        int cluster, int depth, float* out) {                                                                         \
+        attend<KV, DIM, G, false>(q, Projections{}, heads, sequences, positions, pool, CACHE, window, cluster, depth, \
+                                  out);                                                                               \
     }                                                                                                                 \
-    extern "C" __global__ void __launch_bounds__(512) decode_attention_##suffix(                                     \
+    extern "C" __global__ void __launch_bounds__(512, DIM == 0 ? 1 : 2) decode_attention_##suffix(                   \
         const float* qkv, int heads, const float* q_norm, const float* k_norm, float eps, const float* cos_sin,       \
-        const int* sequences, const int* positions, KV* pool, CACHE_PARAMS, int window, int cluster, float* out) {    \
+        const int* sequences, const int* positions, KV* pool, CACHE_PARAMS, int window, int cluster, int depth,       \
+        float* out) {                                                                                                 \
         attend<KV, DIM, G, true>(nullptr, Projections{qkv, q_norm, k_norm, eps, cos_sin}, heads, sequences,           \
-                                 positions, pool, CACHE, window, cluster, out);                                       \
+                                 positions, pool, CACHE, window, cluster, depth, out);                                \
     }
 
 ATTENTION(f32_128_2, float, 128, 2)

@@ -131,6 +131,15 @@ impl CudaDevice {
         TimedEvent::record(&self.context, known.raw(), known.name())
     }
 
+    pub(crate) fn is_guarded(&self) -> bool {
+        self.memory.is_guarded()
+    }
+
+    /// Change one byte of a guard of `buffer`, to see whether it is found.
+    pub(crate) fn damage(&self, buffer: &Buffer, offset_bytes: i64) -> Result<()> {
+        self.memory.damage(memory::base(buffer), offset_bytes)
+    }
+
     fn allocate(&self, spec: &BufferSpec) -> Result<CudaStorage> {
         // A size that overflows is refused by the account like any other that is too large.
         let bytes = spec.len.saturating_mul(spec.dtype.size());

@@ -382,6 +382,7 @@ fn compile(unit: &Unit, cache: Option<&KernelCache>, context: &Context) -> Resul
         bytes = compiled.cubin.len(),
         "compiled kernels"
     );
+    tracing::debug!(unit = unit.name, log = compiled.log, "the assembler's report");
     if let Some(cache) = cache
         && let Err(error) = cache.store(unit.name, unit.key(), &compiled.cubin)
     {

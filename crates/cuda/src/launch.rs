@@ -61,7 +61,8 @@ impl Args {
 
     /// `int` (sizes, counts, strides below 2^31).
     pub(crate) fn int(self, value: usize) -> Self {
-        let value = i32::try_from(value).expect("kernel sizes are below 2^31: the device checked the buffers");
+        let value =
+            i32::try_from(value).expect("kernel sizes are below 2^31: the device checked the buffers");
         self.push(&value.to_ne_bytes())
     }
 

@@ -10,8 +10,8 @@
 //! without them gets an error that says so.
 
 pub mod bench;
-pub mod check;
 mod cache;
+pub mod check;
 mod context;
 mod cubin;
 mod detect;

@@ -150,14 +150,41 @@ impl Memory {
         })
     }
 
+    pub(crate) fn is_guarded(&self) -> bool {
+        self.guards.is_some()
+    }
+
+    /// Write a zero byte at `offset_bytes` from the start of a guarded buffer, inside one of its guards.
+    pub(crate) fn damage(&self, base: u64, offset_bytes: i64) -> Result<()> {
+        let Some((_, bytes)) = self
+            .guards
+            .as_ref()
+            .and_then(|guards| guards.live.lock().get(&base).cloned())
+        else {
+            return Err(self.unguarded());
+        };
+        let (guard, end) = (GUARD_BYTES as i64, bytes as i64);
+        assert!((-guard..0).contains(&offset_bytes) || (end..end + guard).contains(&offset_bytes));
+        self.context.serve(|stream| {
+            // SAFETY: the byte lies in a guard of a live allocation.
+            let result =
+                unsafe { sys::cuMemsetD8Async(base.wrapping_add_signed(offset_bytes), 0, 1, stream.0) };
+            self.context.check("cuMemsetD8Async", result)
+        })
+    }
+
+    fn unguarded(&self) -> DeviceError {
+        DeviceError::Unsupported {
+            device: self.context.name.clone(),
+            what: "checking guards of a device that was opened without them".to_owned(),
+            remedy: "open it with `guard: true`".to_owned(),
+        }
+    }
+
     /// Look at the guards of all live buffers, once the device has finished what was queued.
     pub(crate) fn check_guards(&self) -> Result<Vec<GuardDamage>> {
         let Some(guards) = &self.guards else {
-            return Err(DeviceError::Unsupported {
-                device: self.context.name.clone(),
-                what: "checking guards of a device that was opened without them".to_owned(),
-                remedy: "open it with `guard: true`".to_owned(),
-            });
+            return Err(self.unguarded());
         };
         self.context.synchronize()?;
         let mut damage = Vec::new();

@@ -17,6 +17,8 @@ pub(crate) struct Partitions {
     context: Arc<Context>,
     /// SMs of a group; 0 where the device does not divide.
     granularity: u32,
+    /// SMs of all groups: what the hardware keeps together need not be all that it has.
+    sms: u32,
     /// Groups that no partition has.
     free: Mutex<Vec<Group>>,
 }
@@ -37,6 +39,7 @@ impl Partitions {
         Self {
             context: Arc::clone(context),
             granularity,
+            sms: granularity * free.len() as u32,
             free: Mutex::new(free),
         }
     }
@@ -57,7 +60,7 @@ impl Partitions {
         }
         let mut free = self.free.lock();
         let free_sms = free.len() as u32 * self.granularity;
-        if let Some(remedy) = size_problem(sms, self.granularity, self.context.properties.sms) {
+        if let Some(remedy) = size_problem(sms, self.granularity, self.sms) {
             return Err(refuse(remedy));
         }
         if sms > free_sms {

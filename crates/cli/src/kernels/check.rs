@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use anyhow::Context as _;
 use clap::{Args, ValueEnum};
-use laneway_cuda::check::{CaseReport, CheckConfig, Products, Sizes, Summary, check};
+use laneway_cuda::check::{CaseReport, CheckConfig, Products, Sizes, Summary, check, check_runtime};
 use laneway_cuda::{CudaConfig, CudaDevice, Precision};
 use laneway_device::{CpuConfig, CpuDevice, DType, Device, Op};
 use serde_json::json;
@@ -148,6 +148,17 @@ fn check_products(
         arguments.seed
     );
     let mut total = Summary::default();
+    if arguments.filter.is_none() {
+        for report in check_runtime(&opened.device, opened.guarded.as_deref()) {
+            total.cases += 1;
+            total.passed += usize::from(report.outcome.is_ok());
+            match report.outcome {
+                Ok(()) if arguments.failed_only => {}
+                Ok(()) => println!("{:<64} pass", report.name),
+                Err(problem) => println!("{:<64} FAIL\n  {problem}", report.name),
+            }
+        }
+    }
     for filter in filters {
         let guarded = opened.guarded.clone();
         let guards = guarded.map(|device| -> Box<dyn Fn() -> Result<(), String>> {

@@ -200,7 +200,20 @@ fn time_stage(stage: &Stage, apart: &Stage, stream: &dyn Stream, config: &BenchC
     })
 }
 
-/// Median and best seconds of one run of `ops`.
+/// Median and fastest seconds of one run of `ops`, captured on `stream`.
+///
+/// # Errors
+/// The stream refuses an operation, or fails.
+pub fn time_operations(ops: &[Op], stream: &dyn Stream, budget: Duration) -> Result<(f64, f64)> {
+    time(&ops.iter().collect::<Vec<_>>(), stream, budget)
+}
+
+/// What operations must at least move and compute, where attention sees `positions` keys.
+pub fn cost_of(ops: &[Op], positions: usize) -> Cost {
+    ops.iter()
+        .fold(Cost::default(), |sum, op| sum + cost::cost(op, positions))
+}
+
 fn time(ops: &[&Op], stream: &dyn Stream, budget: Duration) -> Result<(f64, f64)> {
     let graph = stream.capture(&mut |stream| {
         for op in ops {

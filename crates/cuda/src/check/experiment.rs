@@ -309,8 +309,9 @@ impl Experiment {
                 (Role::Output(measure), Some(want)) => (measure.compare(got, want), measure.bound()),
                 _ => (Measure::Exact.compare(got, &operand.data), 0.0),
             };
-            // Also true where the error is not a number.
-            if !(ratio(found.error, bound) < ratio(compared.error, compared.bound)) {
+            // An error that is no number is the worst.
+            let order = ratio(found.error, bound).partial_cmp(&ratio(compared.error, compared.bound));
+            if order != Some(std::cmp::Ordering::Less) {
                 (compared.error, compared.bound) = (found.error, bound);
             }
             compared.ties += found.ties;

@@ -13,6 +13,7 @@ pub(crate) mod data;
 mod experiment;
 pub(crate) mod random;
 mod rig;
+mod runtime;
 mod streams;
 #[cfg(test)]
 mod tests;
@@ -25,6 +26,8 @@ use std::time::{Duration, Instant};
 
 use laneway_device::{DType, Device, Result};
 use parking_lot::{Condvar, Mutex};
+
+pub use runtime::{RuntimeReport, check_runtime};
 
 use cases::{Case, Work};
 use experiment::{Experiment, Outcome, Placed};

@@ -49,15 +49,6 @@ const ANY_TILE: usize = 64;
 const TO_ONE_ROWS: usize = 128;
 const TO_ONE_TAPS: usize = 7;
 
-/// Shared memory of a multiprocessor that blocks can use, and of one block, in bytes. The driver keeps 1 KiB a block.
-fn shared_memory(arch: u32) -> (usize, usize) {
-    match arch {
-        80 | 87 => (164 << 10, 163 << 10),
-        90..120 => (228 << 10, 227 << 10),
-        _ => (100 << 10, 99 << 10),
-    }
-}
-
 /// Slices of the sum over k. About 40 to 50 tensor core steps of 16 each at the codec's large shapes: fewer would leave
 /// multiprocessors idle when there are few rows, more would cost more additions than they save.
 fn slices(c_in: usize, k: usize) -> usize {
@@ -226,7 +217,8 @@ fn tensor_cores(op: &op::Conv, target: Target) -> Option<Launch> {
     };
     let blocks = |tile: &Tile| op.w.n.div_ceil(tile.outputs) * op.rows.div_ceil(tile.rows) * (slices / share);
     let (tile, staging) = tiles.iter().find_map(|tile| {
-        let enough = tile.kernel == FEW.kernel || blocks(tile) >= target.sms as usize;
+        let full = op.rows >= tile.rows && blocks(tile) * 4 >= target.sms as usize * 3;
+        let enough = full || tile.kernel == FEW.kernel;
         let staging = Staging::new(op, tile, slices, share, op.windows.count, target)?;
         enough.then_some((tile, staging))
     })?;
@@ -243,6 +235,7 @@ fn tensor_cores(op: &op::Conv, target: Target) -> Option<Launch> {
         cluster: cluster as u32,
         args: conv_args(op)
             .int(slices)
+            .int(cluster)
             .int(share)
             .int(staging.chunk)
             .int(staging.capacity),
@@ -294,7 +287,7 @@ impl Staging {
                 .filter(|(all, parts)| all.is_multiple_of(*parts))
                 .map(|(all, parts)| all / parts * 16)
         };
-        let (processor, block) = shared_memory(target.arch);
+        let (processor, block) = target.shared_memory();
         [processor / 2 - 1024, block]
             .into_iter()
             .find_map(|budget| chunks().find(|&chunk| chunk <= tile.threads * 4 && needed(chunk) <= budget))

@@ -52,7 +52,12 @@ pub(super) fn gemm(op: &op::Gemm, target: Target, out: &mut Vec<Launch>) {
         });
         x = (norm.scratch.clone(), true);
     }
-    let columns = [16, 32].into_iter().find(|columns| op.rows <= *columns).unwrap_or(64);
+    // Without clusters to spread the levels of sums over, the widest tile is too much for some devices.
+    let fits = |columns| many_shared(columns, 1) as usize <= target.shared_memory().1;
+    let columns = [16, 32, 64]
+        .into_iter()
+        .find(|&columns| op.rows <= columns || !fits(2 * columns))
+        .unwrap_or(64);
     let blocks = n.div_ceil(BLOCK_OUTPUTS);
     let row_blocks = op.rows.div_ceil(columns);
     let split = match target.arch {

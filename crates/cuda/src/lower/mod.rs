@@ -30,6 +30,18 @@ pub(crate) struct Target {
     pub(crate) arch: u32,
 }
 
+impl Target {
+    /// Shared memory of a multiprocessor that blocks can use, and of one block, in bytes. The driver keeps 1 KiB a
+    /// block.
+    pub(crate) fn shared_memory(self) -> (usize, usize) {
+        match self.arch {
+            80 | 87 => (164 << 10, 163 << 10),
+            90..120 => (228 << 10, 227 << 10),
+            _ => (100 << 10, 99 << 10),
+        }
+    }
+}
+
 /// The launches of one operation, in order, appended to `out`. `Copy` and `Zero` are not lowered: the
 /// stream hands them to the driver's own copies and fills.
 pub(crate) fn lower(op: &Op, target: Target, out: &mut Vec<Launch>) {

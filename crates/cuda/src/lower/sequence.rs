@@ -16,9 +16,12 @@ const MAX_HEAD_DIM: usize = 256;
 const FEW_KEYS: usize = 128;
 const FEW_WARPS: usize = 4;
 const MANY_WARPS: usize = 16;
-/// Threads of the sampling kernel, and the sort keys that it has room for at least.
+/// Keys of a stream in a batch.
+const BATCH: usize = 4;
+/// Threads of the sampling kernel, and the sort keys that it has room for at least: the bins of its radix select lie
+/// in their place.
 const SAMPLE_THREADS: u32 = 512;
-const MIN_SORT_KEYS: usize = 1024;
+const MIN_SORT_KEYS: usize = 5 * 1024 / 2;
 
 pub(super) fn rope_table(op: &op::RopeTable, out: &mut Vec<Launch>) {
     let args = Args::new()
@@ -62,6 +65,7 @@ pub(super) fn attention(op: &op::Attention, target: Target, out: &mut Vec<Launch
     let args = cache_args(args, &op.cache)
         .int(window_arg(op.window))
         .int(plan.cluster)
+        .int(plan.depth)
         .view(&op.out);
     plan.launch(plan.form.attention, args, out);
 }
@@ -95,6 +99,7 @@ pub(super) fn decode_attention(op: &op::DecodeAttention, target: Target, out: &m
     let args = cache_args(args, &qkv.cache)
         .int(window_arg(op.window))
         .int(plan.cluster)
+        .int(plan.depth)
         .view(&op.out);
     plan.launch(plan.form.decode, args, out);
 }
@@ -132,15 +137,18 @@ struct Form {
     group: usize,
     /// Keys that a warp loads at a time: its streams.
     streams_in_warp: usize,
+    /// Floats of shared memory for one batch of keys and values of a warp; 0: they do not pass through it.
+    staging: usize,
 }
 
 macro_rules! form {
-    ($suffix:literal, $group:literal, $streams:literal) => {
+    ($suffix:literal, $group:literal, $streams:literal, $staging:literal) => {
         Form {
             attention: concat!("attention_", $suffix),
             decode: concat!("decode_attention_", $suffix),
             group: $group,
             streams_in_warp: $streams,
+            staging: $staging,
         }
     };
 }
@@ -156,14 +164,14 @@ impl Form {
         let even = (heads / cache.kv_heads).is_multiple_of(2);
         let bf16 = pool.buffer.dtype() == DType::Bf16;
         match (bf16, cache.head_dim, fours, even) {
-            (false, 128, true, true) => form!("f32_128_2", 2, 1),
-            (false, 128, true, false) => form!("f32_128_1", 1, 1),
-            (false, 64, true, _) => form!("f32_64_1", 1, 2),
-            (false, ..) => form!("f32_any", 1, 1),
-            (true, 128, true, true) => form!("bf16_128_2", 2, 1),
-            (true, 128, true, false) => form!("bf16_128_1", 1, 1),
-            (true, 64, true, _) => form!("bf16_64_1", 1, 2),
-            (true, ..) => form!("bf16_any", 1, 1),
+            (false, 128, true, true) => form!("f32_128_2", 2, 1, 1024),
+            (false, 128, true, false) => form!("f32_128_1", 1, 1, 1024),
+            (false, 64, true, _) => form!("f32_64_1", 1, 2, 1024),
+            (false, ..) => form!("f32_any", 1, 1, 0),
+            (true, 128, true, true) => form!("bf16_128_2", 2, 1, 512),
+            (true, 128, true, false) => form!("bf16_128_1", 1, 1, 512),
+            (true, 64, true, _) => form!("bf16_64_1", 1, 2, 512),
+            (true, ..) => form!("bf16_any", 1, 1, 0),
         }
     }
 }
@@ -179,6 +187,8 @@ struct Plan {
     warps: usize,
     /// Blocks that share a row's keys.
     cluster: usize,
+    /// Batches of keys and values that a warp has on their way.
+    depth: usize,
     /// Floats of shared memory.
     shared: usize,
 }
@@ -189,20 +199,24 @@ impl Plan {
         let form = Form::new(cache, heads);
         let units = rows * (heads / form.group);
         let keys = capacity(cache).min(window.unwrap_or(usize::MAX));
-        let (warps, cluster) = if keys <= FEW_KEYS {
-            (FEW_WARPS, 1)
+        let (warps, cluster, depth) = if keys <= FEW_KEYS {
+            let one_batch = FEW_WARPS * form.streams_in_warp * BATCH;
+            (FEW_WARPS, 1, if keys <= one_batch { 1 } else { 2 })
         } else {
-            // While there is a multiprocessor for each: one alone reads a long past slowly.
+            // While there is a multiprocessor for each: one alone reads a long past slowly. Fewer warps in a block
+            // leave room for more of the past to be on its way.
             let fits = |cluster: &usize| target.arch >= 90 && units * cluster <= target.sms as usize;
             let cluster = [4, 2].into_iter().find(fits).unwrap_or(1);
-            (MANY_WARPS / cluster, cluster)
+            (MANY_WARPS / cluster, cluster, cluster)
         };
         let heads_held = warps * form.streams_in_warp * form.group;
+        let merging = heads_held * (cache.head_dim + 2) + (form.group + 2) * cache.head_dim;
         Self {
             blocks: units * cluster,
             warps,
             cluster,
-            shared: heads_held * (cache.head_dim + 2) + (form.group + 2) * cache.head_dim,
+            depth,
+            shared: warps * depth * form.staging + merging,
             form,
         }
     }

@@ -11,6 +11,7 @@ const REGISTERS: &[(&str, usize)] = &[
     ("sequence", 128),
     ("sample", 64),
     ("codec", 168),
+    ("codec_any", 96),
     ("clip", 96),
 ];
 

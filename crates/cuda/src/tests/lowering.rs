@@ -1,6 +1,5 @@
 //! Every launch that lowering makes names a kernel that exists, with arguments, threads and memory that it takes.
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use laneway_device::{DType, Op};
@@ -13,62 +12,79 @@ use crate::lower::Target;
 /// Kernels that the device launches itself.
 const INTERNAL: &[&str] = &["pack_bf16", "pack_f32"];
 
-/// Lower every case of the kernel check for one architecture; nothing runs, so what the check compares means nothing.
-fn lower_all(arch: &'static str, target: Target, shared_kib: usize) -> (Seen, BTreeSet<String>) {
-    let kernels = compile(arch);
-    let names = kernels.keys().cloned().collect();
+/// Lower the cases of the kernel check whose line contains `filter`; nothing runs, so what the check compares
+/// means nothing.
+fn lower_cases(device: FakeDevice, products: Products, sizes: Sizes, filter: Option<&str>) -> Seen {
+    let device = Arc::new(device);
+    let config = CheckConfig {
+        reference: device.clone(),
+        subject: device.clone(),
+        shuffled: None,
+        guards: None,
+        products,
+        caches: vec![DType::F32, DType::Bf16],
+        states: vec![DType::F32, DType::Bf16],
+        filter: filter.map(str::to_owned),
+        seed: 1,
+        sizes,
+        threads: 1,
+    };
+    check(&config, &mut |_| {}).unwrap();
+    device.take()
+}
+
+/// What `passes` (precision, multiprocessors, sizes, filter) make on one architecture.
+fn lower_all(
+    arch: &'static str,
+    number: u32,
+    shared_kib: usize,
+    passes: &[(Products, u32, Sizes, Option<&str>)],
+) -> Seen {
     let mut all = Seen::default();
-    for (weights, products, sizes) in [
-        (DType::Bf16, Products::Bf16, Sizes::True),
-        (DType::F32, Products::F32, Sizes::Small),
-    ] {
-        let device = Arc::new(FakeDevice::new(
-            kernels.clone(),
-            target,
-            shared_kib << 10,
-            weights,
-        ));
-        let config = CheckConfig {
-            reference: device.clone(),
-            subject: device.clone(),
-            shuffled: None,
-            guards: None,
-            products,
-            caches: vec![DType::F32, DType::Bf16],
-            states: vec![DType::F32],
-            filter: None,
-            seed: 1,
-            sizes,
-            threads: 1,
+    for &(products, sms, sizes, filter) in passes {
+        let weights = match products {
+            Products::F32 => DType::F32,
+            _ => DType::Bf16,
         };
-        check(&config, &mut |_| {}).unwrap();
-        let seen = device.take();
+        let target = Target { sms, arch: number };
+        let device = FakeDevice::new(compile(arch), target, shared_kib << 10, weights);
+        let seen = lower_cases(device, products, sizes, filter);
         all.ops.extend(seen.ops);
         all.kernels.extend(seen.kernels);
         all.problems.extend(seen.problems);
     }
-    (all, names)
+    all
 }
 
 #[test]
 fn every_operation_lowers_to_launches_that_the_kernels_of_sm_90a_take() {
-    let (seen, names) = lower_all("sm_90a", Target { sms: 132, arch: 90 }, 227);
+    let passes = [
+        (Products::Bf16, 132, Sizes::True, None),
+        (Products::F32, 132, Sizes::Small, None),
+        // A small partition.
+        (Products::Bf16, 8, Sizes::True, Some("Gemm")),
+    ];
+    let seen = lower_all("sm_90a", 90, 227, &passes);
     assert!(seen.problems.is_empty(), "{:#?}", seen.problems);
     for name in Op::NAMES.iter().filter(|name| !["Copy", "Zero"].contains(name)) {
         assert!(seen.ops.contains(name), "no case of {name}");
     }
-    let idle: Vec<_> = names
-        .iter()
+    let kernels = compile("sm_90a");
+    let idle: Vec<_> = kernels
+        .keys()
         .filter(|name| !seen.kernels.contains(name.as_str()) && !INTERNAL.contains(&name.as_str()))
         .collect();
     assert!(idle.is_empty(), "kernels that no operation launches: {idle:?}");
     for name in INTERNAL {
-        assert!(names.contains(*name), "there is no kernel {name}");
+        assert!(kernels.contains_key(*name), "there is no kernel {name}");
     }
 }
 
 #[test]
-fn every_operation_lowers_to_launches_that_the_kernels_of_sm_80_take() {
-    let (seen, _) = lower_all("sm_80", Target { sms: 108, arch: 80 }, 163);
-    assert!(seen.problems.is_empty(), "{:#?}", seen.problems);
+fn every_operation_lowers_to_launches_that_the_kernels_of_older_architectures_take() {
+    let passes = |sms| [(Products::Bf16, sms, Sizes::True, None)];
+    for (arch, number, sms, shared_kib) in [("sm_80", 80, 108, 163), ("sm_89", 89, 142, 99)] {
+        let seen = lower_all(arch, number, shared_kib, &passes(sms));
+        assert!(seen.problems.is_empty(), "{arch}: {:#?}", seen.problems);
+    }
 }

@@ -125,6 +125,10 @@ const SMALL: &[Shape] = &[
     exit(12, 6),
     exit(5, 3),
     Shape {
+        frames: &[2, 1],
+        ..exit(5, 128)
+    },
+    Shape {
         c_in: 32,
         c_out: 64,
         taps: 3,

@@ -122,6 +122,10 @@ const SMALL: &[Shape] = &[
     biased(130, 100, Activation::Silu),
     gated(96, 56),
     gated(10, 9),
+    Shape {
+        gated: true,
+        ..plain(64, 48)
+    },
     residual(72, 24),
     scaled(48, 80, true),
     normed(512, 256),

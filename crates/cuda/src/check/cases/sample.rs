@@ -133,7 +133,7 @@ fn row(shape: &Shape, r: usize, random: &mut Random) -> SampleRow {
     }
     if shape.kind == Kind::Mixed || shape.kind == Kind::Ties {
         // An end token past the live range in some rows, banned in some of these.
-        row.eos = if r % 3 == 0 {
+        row.eos = if r.is_multiple_of(3) {
             shape.vocab as i32 - 1
         } else {
             shape.live as i32 / 2

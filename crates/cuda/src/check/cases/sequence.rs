@@ -268,6 +268,16 @@ pub(super) fn cases(context: &Context, out: &mut Vec<Case>) {
                 },
                 short,
             ),
+            // Wide heads of which none shares its keys.
+            (
+                Shape {
+                    heads: 3,
+                    kv_heads: 3,
+                    dim: 128,
+                    ..TINY
+                },
+                short,
+            ),
         ];
         if !small(context) {
             let nan = |shape: Shape| Shape {

@@ -91,25 +91,42 @@ fn blocks_share_a_long_past_while_multiprocessors_are_idle() {
 }
 
 #[test]
+fn fewer_warps_have_more_batches_on_their_way() {
+    let long = cache(64, 8, 128);
+    for (rows, depth) in [(1, 4), (8, 2), (128, 1)] {
+        let plan = plan(&long, None, rows, HOPPER);
+        assert_eq!(plan.depth, depth, "{rows} rows");
+        assert_eq!(
+            plan.warps * plan.depth,
+            16,
+            "as much shared memory for {rows} rows as for one"
+        );
+    }
+    // 16 keys are one batch of each stream, 72 in twice as many streams are not.
+    assert_eq!(plan(&cache(1, 8, 128), None, 1, HOPPER).depth, 1);
+    assert_eq!(plan(&cache(6, 16, 64), Some(72), 1, HOPPER).depth, 2);
+}
+
+#[test]
 fn heads_of_any_shape_find_a_form() {
     let form = |kv_heads, head_dim| Form::new(&cache(1, kv_heads, head_dim), 16);
-    assert_eq!(form(8, 128), form!("f32_128_2", 2, 1));
-    assert_eq!(form(16, 128), form!("f32_128_1", 1, 1));
-    assert_eq!(form(16, 64), form!("f32_64_1", 1, 2));
-    assert_eq!(form(4, 8), form!("f32_any", 1, 1));
+    assert_eq!(form(8, 128), form!("f32_128_2", 2, 1, 1024));
+    assert_eq!(form(16, 128), form!("f32_128_1", 1, 1, 1024));
+    assert_eq!(form(16, 64), form!("f32_64_1", 1, 2, 1024));
+    assert_eq!(form(4, 8), form!("f32_any", 1, 1, 0));
     let mut shifted = cache(1, 8, 128);
     shifted.k_offset = 2;
     assert_eq!(
         Form::new(&shifted, 16),
-        form!("f32_any", 1, 1),
+        form!("f32_any", 1, 1, 0),
         "no 16-byte loads there"
     );
     shifted.k_offset = 0;
     shifted.pool = shifted.pool.slice(1, shifted.pool.len - 1);
-    assert_eq!(Form::new(&shifted, 16), form!("f32_any", 1, 1), "nor there");
+    assert_eq!(Form::new(&shifted, 16), form!("f32_any", 1, 1, 0), "nor there");
     let mut half = cache(1, 8, 128);
     half.pool = view(DType::Bf16, half.pool.len);
-    assert_eq!(Form::new(&half, 16), form!("bf16_128_2", 2, 1));
+    assert_eq!(Form::new(&half, 16), form!("bf16_128_2", 2, 1, 512));
 }
 
 #[test]
@@ -131,8 +148,9 @@ fn shared_memory_holds_the_streams_and_the_rows_own_heads() {
     let mut out = Vec::new();
     let op = decode(cache(64, 8, 128), None);
     decode_attention(&op, ADA, &mut out);
+    let staging = 16 * 2 * (4 * 128);
     let streams = 16 * 2 * (128 + 2);
-    assert_eq!(out[0].shared, 4 * (streams + (2 + 2) * 128));
+    assert_eq!(out[0].shared, 4 * (staging + streams + (2 + 2) * 128));
     assert_eq!((out[0].grid, out[0].block), ([3 * 8, 1, 1], 512));
     // Of the two-pass form too: the kernel lays both out alike.
     let qkv = op.qkv;
@@ -161,8 +179,8 @@ fn no_rows_launch_nothing() {
 }
 
 #[test]
-fn sampling_has_room_for_a_power_of_two_of_sort_keys() {
-    for (vocab, keys) in [(8, 1024), (2048, 2048), (3072, 4096)] {
+fn sampling_has_room_to_sort_all_tokens_and_for_its_bins() {
+    for (vocab, keys) in [(8, 2560), (2048, 2560), (3072, 4096)] {
         let mut out = Vec::new();
         let rows = 2;
         sample(

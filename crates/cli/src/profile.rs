@@ -1,0 +1,277 @@
+//! `laneway profile`: where the time of a model's steps goes.
+//!
+//! The model runs with forced lengths until every request is done. Then the graphs of its steps are taken apart at
+//! the operations that end a stage, and each part is captured and timed alone on the stream it ran on, over the
+//! memory that the last step left. What an operation must at least move and compute gives the roofline.
+
+mod recorder;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::Context as _;
+use clap::{Args, ValueEnum};
+use laneway_cuda::bench::{cost_of, time_operations};
+use laneway_cuda::{CudaConfig, open_cuda};
+use laneway_device::{CpuConfig, Device, Op, Priority, open_cpu};
+use laneway_engine::node::Model as _;
+use laneway_engine::{
+    Engine, EngineConfig, EngineHandle, LaneConfig, Limits, NodeConfig, OutputEvent, ResourceConfig,
+    Submission,
+};
+use laneway_models::qwen3_tts::Qwen3Tts;
+use laneway_models::qwen3_tts::request::SpeechInput;
+use laneway_models_decl::Sizing;
+use laneway_models_decl::qwen3_tts::REF_ENCODER;
+use laneway_plan::deployment::{DeviceKind, ModelConfig, Weights};
+use recorder::{Recorder, Replayed};
+
+const PAGE_SIZE: u32 = 32;
+const PREFILL_TOKENS: usize = 2048;
+/// Building and warming up a large model with generated weights.
+const START: Duration = Duration::from_secs(600);
+const STEP: Duration = Duration::from_secs(120);
+/// About as long as the mean sentence of a conversation.
+const TEXT: &str = "The evening train was late again, so we walked home along the quiet river.";
+
+/// Flags of `profile`.
+#[derive(Debug, Args)]
+pub(crate) struct Arguments {
+    /// Preset of a released size, with random weights.
+    #[arg(long, default_value = "1.7b-custom_voice", conflicts_with = "checkpoint")]
+    preset: String,
+    /// A checkpoint directory, in place of a preset.
+    #[arg(long)]
+    checkpoint: Option<PathBuf>,
+    /// The device.
+    #[arg(long, value_enum, default_value_t = On::Cuda)]
+    device: On,
+    /// Requests at once; several values are profiled one behind the other.
+    #[arg(long, value_delimiter = ',', default_values_t = [1, 8, 64])]
+    rows: Vec<usize>,
+    /// Frames of each request.
+    #[arg(long, default_value_t = 100)]
+    frames: u32,
+    /// Milliseconds of each stage's measurement.
+    #[arg(long, default_value_t = 200)]
+    budget_ms: u64,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum On {
+    Cpu,
+    Cuda,
+}
+
+pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
+    let (device, kind) = match arguments.device {
+        On::Cpu => (
+            open_cpu(CpuConfig { memory_bytes: None }).context("open the CPU device")?,
+            DeviceKind::Cpu,
+        ),
+        On::Cuda => (
+            open_cuda(CudaConfig::default()).context("open the CUDA device")?,
+            DeviceKind::Cuda,
+        ),
+    };
+    let sizing = Sizing {
+        device: kind,
+        page_size: PAGE_SIZE,
+        max_prefill_tokens: PREFILL_TOKENS as u32,
+    };
+    let (weights, config) = match &arguments.checkpoint {
+        Some(directory) => (Weights::Path(directory.clone()), None),
+        None => (
+            Weights::Random { seed: 7 },
+            Some(ModelConfig::Preset(arguments.preset.clone())),
+        ),
+    };
+    let model = Qwen3Tts::open(&weights, config.as_ref(), &sizing).context("open the model")?;
+    let model = Arc::new(model);
+    for &rows in &arguments.rows {
+        profile(arguments, &device, &model, rows).with_context(|| format!("profile {rows} rows"))?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn profile(
+    arguments: &Arguments,
+    device: &Arc<dyn Device>,
+    model: &Arc<Qwen3Tts>,
+    rows: usize,
+) -> anyhow::Result<()> {
+    let recorder = Arc::new(Recorder::new(device.clone()));
+    let began = Instant::now();
+    let (engine, handle) = start(recorder.clone(), model, rows, arguments.frames)?;
+    println!(
+        "{rows} rows on {}: started in {:.1} s",
+        device.facts().name,
+        began.elapsed().as_secs_f64()
+    );
+    recorder.clear();
+    let began = Instant::now();
+    let prompt = speak(&handle, model, rows, arguments.frames)?;
+    let seconds = began.elapsed().as_secs_f64();
+    let stats = handle.stats();
+    for walk in stats.walks.iter().filter(|walk| walk.steps > 0) {
+        println!(
+            "  {:<16} {:>6} steps {:>6.1} rows {:>8.3} ms a step from launch to landing",
+            walk.walk,
+            walk.steps,
+            walk.rows as f64 / walk.steps as f64,
+            walk.step_time.as_secs_f64() * 1e3 / walk.steps as f64,
+        );
+    }
+    println!(
+        "  {:.1} audio-s/s, host time of the chain {:.1} us a step",
+        rows as f64 * f64::from(arguments.frames) * 0.08 / seconds,
+        stats.chain_host_time.as_secs_f64() * 1e6
+            / stats
+                .walks
+                .iter()
+                .filter(|w| w.lane == 0)
+                .map(|w| w.steps)
+                .sum::<u64>()
+                .max(1) as f64,
+    );
+    drop(engine);
+    let context = prompt + arguments.frames as usize;
+    let budget = Duration::from_millis(arguments.budget_ms);
+    println!("  stage        ops    ms  floor ratio   (context {context})");
+    for (name, replayed, ops) in stages(&recorder.replayed()) {
+        let (seconds, _) = time_operations(ops, &*replayed.stream, budget)
+            .with_context(|| format!("time the stage {name}"))?;
+        let cost = cost_of(ops, if name == "talker" { context } else { 16 });
+        let floor_s = cost.floor_s();
+        let ratio = match floor_s > 0.0 {
+            true => format!("{:.2}", seconds / floor_s),
+            false => "-".to_owned(),
+        };
+        println!(
+            "  {name:<10} {:>5} {:>6.3} {:>6.3} {ratio:>5}",
+            ops.len(),
+            seconds * 1e3,
+            floor_s * 1e3,
+        );
+    }
+    Ok(())
+}
+
+/// An engine with every node on the chain but the encoder of clips, which no request here needs.
+fn start(
+    device: Arc<Recorder>,
+    model: &Arc<Qwen3Tts>,
+    rows: usize,
+    frames: u32,
+) -> anyhow::Result<(Engine, EngineHandle)> {
+    let declaration = model.declaration();
+    // The prompt of the text, and every frame.
+    let seq_len = (256 + frames).next_multiple_of(PAGE_SIZE);
+    let nodes = declaration.nodes.iter().filter(|node| node.name != REF_ENCODER);
+    let resources = declaration.resources.iter().map(|resource| ResourceConfig {
+        key: resource.key.clone(),
+        slots: match resource.page_size {
+            0 => rows as u32,
+            page_size => rows as u32 * seq_len / page_size,
+        },
+        page_size: resource.page_size,
+    });
+    Engine::start(EngineConfig {
+        device,
+        model: model.clone(),
+        lanes: vec![LaneConfig {
+            priority: Priority::High,
+            partition_sms: None,
+            max_rows: rows,
+        }],
+        nodes: nodes
+            .map(|node| NodeConfig {
+                node: node.name.clone(),
+                lane: 0,
+            })
+            .collect(),
+        resources: resources.collect(),
+        chunks: Default::default(),
+        max_prefill_tokens: PREFILL_TOKENS,
+        max_seq_len: seq_len as usize,
+        capture_buckets: vec![rows],
+        playback_hz: 0,
+        limits: Limits {
+            max_running: rows,
+            max_queue: rows,
+            step_deadline: STEP,
+            start_deadline: START,
+            ..Limits::default()
+        },
+    })
+    .context("start the engine")
+}
+
+/// Speak `rows` times `frames` frames; hands out the rows of a prompt.
+fn speak(handle: &EngineHandle, model: &Qwen3Tts, rows: usize, frames: u32) -> anyhow::Result<usize> {
+    let voice = model.requests().voices().next().map(str::to_owned);
+    let mut prompt = 0;
+    let mut listeners = Vec::new();
+    for row in 0..rows {
+        let input = SpeechInput {
+            text: TEXT.to_owned(),
+            voice: voice.clone(),
+            seed: row as u64,
+            max_frames: Some(frames),
+            min_frames: Some(frames),
+            ..SpeechInput::default()
+        };
+        let request = model
+            .requests()
+            .build(&input)
+            .map_err(|error| anyhow::anyhow!("build a request: {}", error.message))?;
+        prompt = request.prompt.rows.len();
+        let mut stream = handle
+            .submit(Submission {
+                id: format!("profile-{row}"),
+                payload: Arc::new(request),
+                chunk: None,
+                deadline: None,
+                results: Vec::new(),
+            })
+            .context("submit a request")?;
+        listeners.push(std::thread::spawn(move || {
+            while let Some(event) = stream.blocking_recv() {
+                if let OutputEvent::Failed(failure) = event {
+                    anyhow::bail!("a request failed: {failure:?}");
+                }
+            }
+            Ok(())
+        }));
+    }
+    for listener in listeners {
+        match listener.join() {
+            Ok(result) => result?,
+            Err(_) => anyhow::bail!("a listener panicked"),
+        }
+    }
+    Ok(prompt)
+}
+
+/// The parts of the graphs that ran most: of a frame's (it samples) and of a codec pass (it convolves).
+fn stages(replayed: &[Replayed]) -> Vec<(&'static str, &Replayed, &[Op])> {
+    let has = |replayed: &&Replayed, name: &str| replayed.graph.ops.iter().any(|op| op.name() == name);
+    let mut parts: Vec<(&'static str, &Replayed, &[Op])> = Vec::new();
+    if let Some(frame) = replayed.iter().find(|replayed| has(replayed, "Sample")) {
+        let ops = &frame.graph.ops[..];
+        let sampled = |op: &Op| matches!(op, Op::Sample(_));
+        let first = ops.iter().position(sampled).map_or(0, |first| first + 1);
+        let last = ops.iter().rposition(sampled).map_or(first, |last| last + 1);
+        parts.push(("talker", frame, &ops[..first]));
+        parts.push(("predictor", frame, &ops[first..last]));
+        parts.push(("rest", frame, &ops[last..]));
+        parts.push(("frame", frame, ops));
+    }
+    if let Some(pass) = replayed.iter().find(|replayed| has(replayed, "Conv")) {
+        parts.push(("codec", pass, &pass.graph.ops[..]));
+    }
+    parts.retain(|(.., ops)| !ops.is_empty());
+    parts
+}
