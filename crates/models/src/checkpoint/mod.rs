@@ -6,6 +6,7 @@
 pub mod config;
 mod error;
 mod hub;
+pub(crate) mod parallel;
 mod random;
 mod safetensors_file;
 pub mod tensors;

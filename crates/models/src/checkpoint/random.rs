@@ -8,50 +8,66 @@
 use half::bf16;
 use laneway_device::DType;
 
+use super::parallel::fill;
+
 /// Bytes of one tensor.
 pub(crate) fn tensor(seed: u64, name: &str, shape: &[usize], dtype: DType) -> Vec<u8> {
-    let len: usize = shape.iter().product();
-    let (offset, amplitude) = rule(name, shape);
+    let values = Values::new(seed, name, shape);
     // Codebook sums are scaled by how often each entry was used, as in a trained checkpoint.
-    let usage = name
+    let usage: Option<Vec<f32>> = name
         .strip_suffix("embedding_sum")
         .or_else(|| name.strip_suffix("embed_sum"))
         .map(|prefix| {
-            let name = format!("{prefix}cluster_usage");
-            let shape = &shape[..1];
-            let (offset, amplitude) = rule(&name, shape);
-            values(seed, &name, shape[0], offset, amplitude)
+            let usage = Values::new(seed, &format!("{prefix}cluster_usage"), &shape[..1]);
+            (0..shape[0]).map(|i| usage.at(i).max(1e-5)).collect()
         });
     let width = shape.get(1).copied().unwrap_or(1);
-    let values = values(seed, name, len, offset, amplitude);
-    let scaled = values.into_iter().enumerate().map(|(i, value)| match &usage {
-        Some(usage) => value * usage[i / width].max(1e-5),
-        None => value,
-    });
-    let mut data = Vec::with_capacity(len * dtype.size());
+    let value = |i: usize| match &usage {
+        Some(usage) => values.at(i) * usage[i / width],
+        None => values.at(i),
+    };
+    let len = shape.iter().product();
     match dtype {
-        DType::Bf16 => scaled.for_each(|v| data.extend_from_slice(&bf16::from_f32(v).to_le_bytes())),
-        _ => scaled.for_each(|v| data.extend_from_slice(&v.to_le_bytes())),
+        DType::Bf16 => fill(len, |i| bf16::from_f32(value(i)).to_le_bytes()),
+        _ => fill(len, |i| value(i).to_le_bytes()),
     }
-    data
 }
 
-fn values(seed: u64, name: &str, len: usize, offset: f32, amplitude: f32) -> Vec<f32> {
-    if amplitude == 0.0 {
-        return vec![offset; len];
+/// Elements of one tensor before they are rounded to its type.
+struct Values {
+    key: u64,
+    offset: f32,
+    amplitude: f32,
+    /// One codebook entry that was never used, so that the lower bound on usage matters.
+    unused: Option<usize>,
+}
+
+impl Values {
+    fn new(seed: u64, name: &str, shape: &[usize]) -> Self {
+        let (offset, amplitude) = rule(name, shape);
+        Self {
+            key: fnv1a64(format!("{seed}/{name}").as_bytes()),
+            offset,
+            amplitude,
+            unused: name.ends_with("cluster_usage").then_some(7),
+        }
     }
-    let key = fnv1a64(format!("{seed}/{name}").as_bytes());
-    let mut values: Vec<f32> = (1..=len as u64)
-        .map(|i| {
-            let value = amplitude * uniform(key, i);
-            if offset == 0.0 { value } else { offset + value }
-        })
-        .collect();
-    if name.ends_with("cluster_usage") {
-        // One entry that was never used, so that the lower bound on usage matters.
-        values[7] = 0.0;
+
+    fn at(&self, i: usize) -> f32 {
+        if self.unused == Some(i) {
+            return 0.0;
+        }
+        if self.amplitude == 0.0 {
+            return self.offset;
+        }
+        let value = self.amplitude * uniform(self.key, i as u64 + 1);
+        // Adding no offset would turn -0 into 0.
+        if self.offset == 0.0 {
+            value
+        } else {
+            self.offset + value
+        }
     }
-    values
 }
 
 fn fnv1a64(bytes: &[u8]) -> u64 {
@@ -112,6 +128,7 @@ fn weight_amplitude(name: &str, shape: &[usize], r3: f64) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::checkpoint::parallel::ELEMENTS_PER_THREAD;
 
     #[test]
     fn the_documented_check_values_come_out() {
@@ -119,5 +136,20 @@ mod tests {
         assert_eq!(key, 0x1aeb_5d10_f74d_9137);
         let first: Vec<f32> = (1..=4).map(|i| uniform(key, i)).collect();
         assert_eq!(first, [-0.057_558_894, -0.547_684_55, 0.407_955_4, 0.871_623_75]);
+    }
+    #[test]
+    fn a_tensor_made_on_several_threads_has_no_seams() {
+        let shape = [3 * ELEMENTS_PER_THREAD / 1000 + 1, 1000];
+        let values = Values::new(7, "w.weight", &shape);
+        let data = tensor(7, "w.weight", &shape, DType::F32);
+        let floats: Vec<f32> = data
+            .as_chunks::<4>()
+            .0
+            .iter()
+            .map(|b| f32::from_le_bytes(*b))
+            .collect();
+        assert_eq!(floats.len(), shape[0] * shape[1]);
+        assert!(floats.iter().enumerate().all(|(i, value)| *value == values.at(i)));
+        assert_ne!(floats[0], floats[1]);
     }
 }

@@ -2,6 +2,7 @@
 
 use laneway_device::{BufferSpec, DType, Device, DeviceError, Matrix, Place, View};
 
+use crate::checkpoint::parallel::fill;
 use crate::checkpoint::{CheckpointError, Tensor, Weights};
 
 /// Why a part of a model could not be loaded.
@@ -150,21 +151,28 @@ fn dimensions(tensor: &Tensor) -> [usize; 3] {
 }
 
 /// A matrix whose element `(row, column)` is the tensor's element `source(row, column)`.
-fn permuted(tensor: &Tensor, shape: Vec<usize>, source: impl Fn(usize, usize) -> usize) -> Tensor {
-    let size = tensor.dtype.size();
-    let mut data = Vec::with_capacity(tensor.data.len());
-    for row in 0..shape[0] {
-        for column in 0..shape[1] {
-            let start = source(row, column) * size;
-            data.extend_from_slice(&tensor.data[start..start + size]);
-        }
-    }
+fn permuted(tensor: &Tensor, shape: Vec<usize>, source: impl Fn(usize, usize) -> usize + Sync) -> Tensor {
+    let (len, width) = (shape.iter().product(), shape[1]);
+    let at = |i: usize| source(i / width, i % width);
+    let data = match tensor.dtype.size() {
+        2 => permuted_elements::<2>(&tensor.data, len, at),
+        _ => permuted_elements::<4>(&tensor.data, len, at),
+    };
     Tensor {
         name: tensor.name.clone(),
         shape,
         dtype: tensor.dtype,
         data,
     }
+}
+
+fn permuted_elements<const N: usize>(
+    data: &[u8],
+    len: usize,
+    source: impl Fn(usize) -> usize + Sync,
+) -> Vec<u8> {
+    let elements = data.as_chunks::<N>().0;
+    fill(len, |i| elements[source(i)])
 }
 
 #[cfg(test)]

@@ -19,6 +19,8 @@ pub mod tokenizer;
 pub mod verify;
 
 #[cfg(test)]
+mod test_device;
+#[cfg(test)]
 mod test_engine;
 #[cfg(test)]
 mod test_support;

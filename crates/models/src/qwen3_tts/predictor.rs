@@ -176,9 +176,7 @@ pub(super) struct PredictorWorkspace {
     normed: Buffer,
     /// `[max_rows, codebook]`
     logits: Buffer,
-    /// Cosines and sines of a first pass, `[2 * max_rows, head_dim]`.
-    first_cos_sin: Buffer,
-    /// Of every position, `[groups, max_rows, head_dim]`.
+    /// Cosines and sines of every position, `[groups, max_rows, head_dim]`.
     cos_sin: Buffer,
     /// Positions, `[groups, max_rows]`.
     positions: Buffer,
@@ -210,7 +208,6 @@ impl PredictorWorkspace {
             x: float("x", 2 * max_rows * c.hidden_size)?,
             normed: float("normed", max_rows * c.hidden_size)?,
             logits: float("logits", max_rows * c.vocab_size)?,
-            first_cos_sin: float("first_cos_sin", 2 * max_rows * c.head_dim)?,
             cos_sin: float("cos_sin", groups * max_rows * c.head_dim)?,
             positions: ints(
                 "positions",
@@ -254,10 +251,8 @@ pub(super) struct FrameStep<'a> {
     pub(super) codes: View,
     /// [`laneway_device::op::SampleRow`]s.
     pub(super) params: View,
-    /// Rows of the two inputs of a first pass: `0..rows` twice, `[2 * rows]`.
+    /// Rows of the two inputs of a first pass: `0..rows` twice, `[2 * rows]`; -1 in a row of padding.
     pub(super) sequences: View,
-    /// Their positions: `rows` zeros, then `rows` ones.
-    pub(super) positions: View,
     pub(super) probe: Option<&'a FrameProbe>,
 }
 
@@ -327,16 +322,14 @@ impl Predictor {
             })?,
         }
         launcher.run(input(0, w.x.slice(rows * width, rows * width)))?;
-        launcher.run(
-            self.stack
-                .rope_table(step.positions.clone(), 2 * rows, w.first_cos_sin.view()),
-        )?;
+        // Where the tables pass from position 0 to position 1.
+        let pairs = w.max_rows - rows;
         let first = StackPass {
             x: w.x.view(),
             rows: 2 * rows,
-            cos_sin: w.first_cos_sin.view(),
+            cos_sin: w.cos_sin.slice(pairs * c.head_dim, 2 * rows * c.head_dim),
             sequences: step.sequences.clone(),
-            positions: step.positions.clone(),
+            positions: w.positions.slice(pairs, 2 * rows),
             one_row_a_sequence: false,
             cache: &w.cache,
         };

@@ -2,6 +2,8 @@
 //! predictor. One step, prefill or decode, ends with a frame of codes for each of its rows, drawn, stored for
 //! the rows' next step and sent to the edge's ring without the host looking at it.
 
+mod step;
+
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,9 +14,11 @@ use laneway_device::{
 
 use super::decoder_stack::{DecoderStack, PagedCache, StackPass, StackWorkspace};
 use super::load::{LoadError, Loader};
-use super::predictor::{FrameProbe, FrameStep, Predictor, PredictorWorkspace};
+use super::predictor::{FrameStep, Predictor, PredictorWorkspace};
 use crate::checkpoint::Weights;
 use crate::checkpoint::config::ModelConfig;
+
+pub(super) use step::{DecodeStep, PrefillStep, TailProbe, TailStep};
 
 /// Codec ids above the codebook that only prompts use.
 const CONTROL_IDS: usize = 1024;
@@ -119,66 +123,6 @@ pub(super) struct TalkerWorkspace {
     zeros: Buffer,
     cache: PagedCache,
     pools: TalkerPools,
-}
-
-/// Operands of the end of a step, one row a sequence.
-#[derive(Debug)]
-pub(super) struct TailStep {
-    pub(super) rows: usize,
-    /// `SampleRow`s of first codes.
-    pub(super) talker_params: View,
-    /// `SampleRow`s of the others.
-    pub(super) predictor_params: View,
-    /// Row of the sampler pool (in rows of `groups` words) that keeps the frame.
-    pub(super) code_rows: View,
-    /// Row of the edge's ring; -1: none.
-    pub(super) ring_rows: View,
-    /// See [`FrameStep`].
-    pub(super) pair_sequences: View,
-    pub(super) pair_positions: View,
-    pub(super) probe: Option<TailProbe>,
-}
-
-/// Verification of a step's end, on the device.
-#[derive(Debug)]
-pub(super) struct TailProbe {
-    /// Processed scores of the first code `[rows, vocab]`.
-    pub(super) scores: View,
-    pub(super) frame: FrameProbe,
-}
-
-/// Operands of a decode step.
-#[derive(Debug)]
-pub(super) struct DecodeStep {
-    /// Slot, which is also the row of the block table `[rows]`.
-    pub(super) sequences: View,
-    pub(super) positions: View,
-    /// Text token of each row, when some row still has text.
-    pub(super) text: Option<View>,
-    pub(super) tail: TailStep,
-}
-
-/// Operands of a prefill step: prompts packed one behind the other.
-#[derive(Debug)]
-pub(super) struct PrefillStep {
-    pub(super) tokens: usize,
-    /// `[tokens]`
-    pub(super) text: View,
-    /// `[tokens, groups]`, -1: nothing.
-    pub(super) codes: View,
-    /// Row of `speakers` to add to each token `[tokens]`, when some prompt has a speaker vector.
-    pub(super) speaker_rows: Option<View>,
-    /// `[rows, hidden]`
-    pub(super) speakers: View,
-    pub(super) sequences: View,
-    pub(super) positions: View,
-    /// Last token of each prompt `[rows]`.
-    pub(super) last: View,
-    /// Pages of each prompt's sequence `[rows, pages_per_sequence]`.
-    pub(super) pages: View,
-    /// Slot of each prompt `[rows]`.
-    pub(super) slots: View,
-    pub(super) tail: TailStep,
 }
 
 impl TalkerWorkspace {
@@ -427,7 +371,7 @@ impl Talker {
         w.x.slice(0, tokens * self.hidden())
     }
 
-    /// A whole prefill behind its embeddings.
+    /// A prefill behind its embeddings, up to its end.
     pub(super) fn run_prefill(
         &self,
         launcher: &Launcher<'_>,
@@ -437,20 +381,31 @@ impl Talker {
         launcher.run(ScatterRows {
             src: step.pages.clone(),
             index: step.slots.clone(),
-            rows: step.tail.rows,
+            rows: step.rows,
             width: w.cache.pages_per_sequence,
             dst: w.cache.table.clone(),
         })?;
-        self.run_stack(launcher, w, step.tokens, &step.sequences, &step.positions, false)?;
+        self.run_stack(launcher, w, step.tokens, &step.sequences, &step.positions, false)
+    }
+
+    /// The end of a prefill, whose shape does not depend on the lengths of its prompts. `last`: last token of
+    /// each prompt `[rows]`.
+    pub(super) fn run_prefill_tail(
+        &self,
+        launcher: &Launcher<'_>,
+        w: &TalkerWorkspace,
+        last: View,
+        tail: &TailStep,
+    ) -> Result<()> {
         launcher.run(GatherRows {
             src: w.x.view(),
             indirect: false,
-            index: step.last.clone(),
-            rows: step.tail.rows,
+            index: last,
+            rows: tail.rows,
             width: self.hidden(),
             out: w.last.view(),
         })?;
-        self.run_tail(launcher, w, w.last.view(), &step.tail)
+        self.run_tail(launcher, w, w.last.view(), tail)
     }
 
     /// A whole decode step behind its embeddings.
@@ -550,7 +505,6 @@ impl Talker {
             codes: w.codes.view(),
             params: tail.predictor_params.clone(),
             sequences: tail.pair_sequences.clone(),
-            positions: tail.pair_positions.clone(),
             probe: tail.probe.as_ref().map(|probe| &probe.frame),
         };
         self.predictor.run(launcher, &w.predictor, &frame)?;

@@ -4,6 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use laneway_device::Device;
 use laneway_device::sanitize::Sanitizer;
 use laneway_engine::node::{FinishReason, Model};
 use laneway_engine::{
@@ -74,7 +75,16 @@ impl Drop for Running {
 impl Running {
     /// Start these nodes on these lanes, for `rows` requests at once.
     pub(crate) fn new(model: Arc<Qwen3Tts>, nodes: &[(&str, usize)], rows: usize) -> Self {
-        let (device, sanitizer) = laneway_device::testing::cpu();
+        Self::on(laneway_device::testing::cpu(), model, nodes, rows)
+    }
+
+    /// As [`Running::new`], on this device.
+    pub(crate) fn on(
+        (device, sanitizer): (Arc<dyn Device>, Sanitizer),
+        model: Arc<Qwen3Tts>,
+        nodes: &[(&str, usize)],
+        rows: usize,
+    ) -> Self {
         let lanes = nodes.iter().map(|(_, lane)| lane + 1).max().unwrap_or(1);
         let lane = || LaneConfig {
             priority: Default::default(),
@@ -109,7 +119,11 @@ impl Running {
             chunks: Default::default(),
             max_prefill_tokens: PREFILL_TOKENS,
             max_seq_len: SEQ_LEN,
-            capture_buckets: vec![1, rows],
+            capture_buckets: [1, 2, 4, 8]
+                .into_iter()
+                .filter(|n| *n < rows)
+                .chain([rows])
+                .collect(),
             playback_hz: 0,
             limits: Limits {
                 step_deadline: Duration::from_secs(120),

@@ -164,7 +164,11 @@ pub(crate) struct Machine {
 
 impl Machine {
     pub(crate) fn new() -> Self {
-        let (device, sanitizer) = testing::cpu();
+        Self::on(testing::cpu())
+    }
+
+    /// A stream `test` on this device.
+    pub(crate) fn on((device, sanitizer): (Arc<dyn Device>, Sanitizer)) -> Self {
         let stream = device
             .create_stream(StreamConfig {
                 name: "test".into(),

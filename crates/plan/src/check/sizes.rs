@@ -134,8 +134,13 @@ impl Loaded {
     pub(super) fn capture_buckets(&mut self, raw: &RawDeployment) -> Vec<u32> {
         let max_rows = raw.limits.max_rows.get();
         let Some(written) = &raw.capture_buckets else {
-            let powers = std::iter::successors(Some(1_u32), |rows| rows.checked_mul(2));
-            return powers
+            // Twice the rows at first, where a row more costs little beside a step's fixed cost; then two in an
+            // octave, and no more than 32 rows of padding.
+            let step = |rows: u32| match rows {
+                ..8 => rows,
+                _ => (1 << rows.ilog2() >> 1).min(32),
+            };
+            return std::iter::successors(Some(1_u32), |&rows| rows.checked_add(step(rows)))
                 .take_while(|&rows| rows < max_rows)
                 .chain([max_rows])
                 .collect();

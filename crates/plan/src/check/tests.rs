@@ -234,7 +234,7 @@ services:
         sizes,
         [("kv", 8192, 32), ("sampler", 24, 0), ("codec_state", 24, 0)]
     );
-    assert_eq!(deployment.capture_buckets, [1, 2, 4, 8, 16, 24]);
+    assert_eq!(deployment.capture_buckets, [1, 2, 4, 8, 12, 16, 24]);
     assert_eq!(
         (deployment.limits.max_queue, deployment.limits.max_frames),
         (0, 2048)
@@ -315,6 +315,20 @@ fn without_an_inventory_devices_are_left_to_the_worker() {
     load(&Sources::text("test.yaml", yaml))
         .check(Some(&toy()), None)
         .unwrap();
+}
+
+#[test]
+fn capture_buckets_leave_few_rows_of_padding() {
+    let buckets = |max_rows: &str| {
+        let yaml = format!("{TOY_YAML}limits: {{ max_rows: {max_rows} }}\n");
+        check(&yaml, |_| {}).unwrap().capture_buckets
+    };
+    assert_eq!(
+        buckets("200"),
+        [1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 160, 192, 200]
+    );
+    assert_eq!(buckets("256").last_chunk(), Some(&[224, 256]));
+    assert_eq!(buckets("1"), [1]);
 }
 
 #[test]

@@ -1,8 +1,8 @@
 //! The decoder as a sequence of device operations over one pass.
 
 use laneway_device::op::{
-    Activation, Attention, Conv, DepthwiseConv, Embed, Gemm, KvCache, LayerNorm, QkvRope, RmsNorm, RopeTable,
-    SiluMul, Snake, StateSlice, Windows,
+    Activation, Attention, Conv, DepthwiseConv, Embed, Gemm, InputNorm, KvCache, LayerNorm, QkvRope,
+    RopeTable, Snake, StateSlice, Windows,
 };
 use laneway_device::{Buffer, BufferSpec, DType, Device, Launcher, Place, Result, View};
 
@@ -160,15 +160,20 @@ impl Run<'_> {
         })
     }
 
-    fn rms_norm(&self, x: &View, width: usize, weight: &View, eps: f32, out: &View) -> Result<()> {
-        self.launcher.run(RmsNorm {
+    /// `out = norm(x) · wᵀ`, one row a frame.
+    fn normed(&self, x: &View, norm: InputNorm, w: &laneway_device::Matrix, out: &View) -> Gemm {
+        Gemm {
             x: x.clone(),
+            norm: Some(norm),
             rows: self.pass.frames,
-            width,
-            weight: weight.clone(),
-            eps,
+            w: w.clone(),
+            bias: None,
+            activation: Activation::None,
+            scale: None,
+            accumulate: false,
+            gated: None,
             out: out.clone(),
-        })
+        }
     }
 
     fn conv(&self, rate: usize, conv: ConvCall<'_>) -> Result<()> {
@@ -274,9 +279,15 @@ impl CodecDecoder {
             .product()
     }
 
-    /// Queue one pass: `codes` `[frames, codebooks]` in, samples `[frames * samples_per_frame]` out (valid
-    /// until the next pass). The state of every window's slot in `pool`, slots being `slot_words` apart, advances
-    /// by its frames; the step's touches name these slots.
+    /// Where a pass leaves the samples of its first `frames` frames, until the next pass.
+    pub fn samples(&self, frames: usize) -> View {
+        self.work.samples.slice(0, frames * self.samples_per_frame())
+    }
+
+    /// Queue one pass: `codes` `[frames, codebooks]` in, samples `[frames * samples_per_frame]` out (see
+    /// [`CodecDecoder::samples`]). The state of every window's slot in `pool`, slots being `slot_words` apart,
+    /// advances by its frames; the step's touches name these slots. Frames of no window are padding: they reach
+    /// no slot, and what their samples are is of no use.
     ///
     /// # Errors
     /// Whatever the stream refuses.
@@ -287,7 +298,7 @@ impl CodecDecoder {
         slot_words: usize,
         pass: &Pass,
         codes: &View,
-    ) -> Result<View> {
+    ) -> Result<()> {
         let run = Run {
             launcher,
             pool,
@@ -335,7 +346,7 @@ impl CodecDecoder {
     /// From the dequantized frames to the latent of each: `pre_conv` and the transformer.
     fn transform(&self, run: &Run<'_>) -> Result<()> {
         let (c, w, work) = (&self.config, &self.weights, &self.work);
-        let (latent, hidden, normed) = (work.latent.view(), work.hidden.view(), work.normed.view());
+        let (latent, hidden) = (work.latent.view(), work.hidden.view());
         run.conv(
             1,
             ConvCall {
@@ -353,34 +364,35 @@ impl CodecDecoder {
         })?;
         for (layer, state) in w.layers.iter().zip(&self.layout.layers) {
             self.attention(run, layer, state)?;
-            run.rms_norm(&hidden, c.hidden_size, &layer.mlp_norm, c.rms_norm_eps, &normed)?;
             run.launcher.run(Gemm {
-                norm: None,
-                gated: None,
-                x: normed.clone(),
-                rows: run.pass.frames,
-                w: layer.gate_up.clone(),
-                bias: None,
-                activation: Activation::None,
-                scale: None,
-                accumulate: false,
-                out: work.gate_up.view(),
-            })?;
-            run.launcher.run(SiluMul {
-                x: work.gate_up.view(),
-                rows: run.pass.frames,
-                width: c.intermediate_size,
-                out: work.inner.view(),
+                gated: Some(work.gate_up.view()),
+                ..run.normed(
+                    &hidden,
+                    self.norm(&layer.mlp_norm),
+                    &layer.gate_up,
+                    &work.inner.view(),
+                )
             })?;
             run.add_scaled(&work.inner.view(), &layer.down, &layer.mlp_scale, &hidden)?;
         }
-        run.rms_norm(&hidden, c.hidden_size, &w.norm, c.rms_norm_eps, &normed)?;
-        run.gemm(1, &normed, &w.output_proj, Activation::None, &latent)
+        run.launcher.run(Gemm {
+            bias: Some(w.output_proj.bias.clone()),
+            ..run.normed(&hidden, self.norm(&w.norm), &w.output_proj.w, &latent)
+        })
+    }
+
+    /// The norm in front of a product of the transformer.
+    fn norm(&self, weight: &View) -> InputNorm {
+        InputNorm {
+            weight: weight.clone(),
+            eps: self.config.rms_norm_eps,
+            scratch: self.work.normed.view(),
+        }
     }
 
     fn attention(&self, run: &Run<'_>, layer: &LayerWeights, state: &LayerState) -> Result<()> {
         let (c, work, rows) = (&self.config, &self.work, run.pass.frames);
-        let (hidden, normed) = (work.hidden.view(), work.normed.view());
+        let hidden = work.hidden.view();
         let cache = KvCache {
             pool: run.pool.clone(),
             page_stride: run.slot_words,
@@ -393,25 +405,9 @@ impl CodecDecoder {
             blocks_per_sequence: 1,
             ring: true,
         };
-        run.rms_norm(
-            &hidden,
-            c.hidden_size,
-            &layer.attention_norm,
-            c.rms_norm_eps,
-            &normed,
-        )?;
-        run.launcher.run(Gemm {
-            norm: None,
-            gated: None,
-            x: normed,
-            rows,
-            w: layer.qkv.clone(),
-            bias: None,
-            activation: Activation::None,
-            scale: None,
-            accumulate: false,
-            out: work.qkv.view(),
-        })?;
+        let norm = self.norm(&layer.attention_norm);
+        run.launcher
+            .run(run.normed(&hidden, norm, &layer.qkv, &work.qkv.view()))?;
         run.launcher.run(QkvRope {
             qkv: work.qkv.view(),
             rows,
@@ -506,7 +502,7 @@ impl CodecDecoder {
         })
     }
 
-    fn vocode(&self, run: &Run<'_>, mut x: View, mut spare: View, mut rate: usize) -> Result<View> {
+    fn vocode(&self, run: &Run<'_>, mut x: View, mut spare: View, mut rate: usize) -> Result<()> {
         let w = &self.weights;
         run.conv(
             rate,
@@ -522,17 +518,15 @@ impl CodecDecoder {
             std::mem::swap(&mut x, &mut spare);
         }
         debug_assert_eq!(w.exit.w.k, TAPS * exit_channels(&self.config));
-        let samples = self.work.samples.view();
         run.conv(
             rate,
             ConvCall {
                 snake: Some(&w.exit_snake),
                 state: Some(self.layout.exit),
                 clamp: true,
-                ..ConvCall::new(&x, &w.exit, TAPS, &samples)
+                ..ConvCall::new(&x, &w.exit, TAPS, &self.work.samples.view())
             },
-        )?;
-        Ok(samples.slice(0, run.pass.frames * rate))
+        )
     }
 
     /// One upsampling block from `x`, which it overwrites, to `out`.

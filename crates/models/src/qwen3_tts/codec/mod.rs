@@ -12,4 +12,4 @@ mod weights;
 
 pub use decoder::{CodecDecoder, Pass};
 pub use state::{BlockState, CodecStateLayout, LayerState};
-pub use step::{CodecStep, StepShape, StreamWindow};
+pub use step::{CodecStep, StreamWindow};

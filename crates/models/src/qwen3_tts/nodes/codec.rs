@@ -280,6 +280,8 @@ impl Node for CodecNode {
     }
 
     fn warm_up(&mut self, launcher: &Launcher<'_>) -> laneway_device::Result<()> {
+        let (decoder, ring) = (&self.decoder, self.ring.as_ref());
+        self.step.warm_up(launcher, decoder, &self.state, ring)?;
         // One frame of code 0 through slot 0, which is then as if new again.
         let item = Item {
             index: 0,

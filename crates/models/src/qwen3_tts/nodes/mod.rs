@@ -3,3 +3,6 @@
 pub mod codec;
 pub mod ref_encoder;
 pub mod talker;
+
+#[cfg(test)]
+mod bucket_tests;

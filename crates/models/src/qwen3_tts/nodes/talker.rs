@@ -25,6 +25,7 @@ use crate::checkpoint::config::ModelConfig;
 use crate::qwen3_tts::load::LoadError;
 use crate::qwen3_tts::request::TtsRequest;
 use crate::qwen3_tts::talker::{Talker, TalkerPools, TalkerWorkspace};
+use launch::Capture;
 use probe::ProbeBuffers;
 use staging::{Dims, Shape, Staging};
 
@@ -59,10 +60,10 @@ pub struct TalkerNode {
     params: Buffer,
     speakers: Buffer,
     stages: [StageBuffers; STAGES],
-    /// Decode steps by rows, and whether some row still has text.
-    graphs: HashMap<(usize, bool), Graph>,
-    capture_rows: Vec<usize>,
-    /// Captures are made for exact row counts; otherwise every step is launched operation by operation.
+    graphs: HashMap<Capture, Graph>,
+    /// Row counts that captures are made for, ascending; the last is the most rows of a step.
+    buckets: Vec<usize>,
+    /// Steps have exactly their rows; otherwise padding fills them up to a bucket.
     exact_captures: bool,
 }
 
@@ -87,9 +88,10 @@ struct StageBuffers {
 #[derive(Debug, Clone, Copy)]
 struct Planned {
     shape: Shape,
-    ints: usize,
+    /// Some row still has text.
     text: bool,
-    speakers: bool,
+    /// Rows of staged speaker vectors; 0: no prompt has one.
+    speakers: usize,
 }
 
 /// A request's state on the host.
@@ -187,6 +189,8 @@ impl TalkerNode {
             prefill_tokens: context.max_prefill_tokens,
             seq_len: context.max_seq_len,
         };
+        let smaller = context.capture_buckets.iter().filter(|rows| **rows < limits.rows);
+        let buckets = smaller.copied().chain([limits.rows]).collect();
         let pools = TalkerPools {
             kv: kv.pool.view(),
             page_size: kv.page_size as usize,
@@ -242,7 +246,7 @@ impl TalkerNode {
             stages: [stage()?, stage()?],
             graphs: HashMap::new(),
             exact_captures: device.facts().exact_buckets,
-            capture_rows: context.capture_buckets,
+            buckets,
             device: context.device,
             talker,
             workspace,

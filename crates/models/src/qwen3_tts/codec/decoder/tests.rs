@@ -61,12 +61,9 @@ fn check_stages(checkpoint: &Checkpoint, golden: &Golden, tolerance: f32) {
     });
     let (x, spare, rate) = upsampled.unwrap();
     compare("upsample1_1", x.clone(), golden.time_major("upsample1_1"));
-    let mut samples = None;
-    stage(&mut |run| {
-        samples = Some(decoder.vocode(run, x.clone(), spare.clone(), rate)?);
-        Ok(())
-    });
-    compare("wav", samples.unwrap(), golden.floats("wav"));
+    stage(&mut |run| decoder.vocode(run, x.clone(), spare.clone(), rate));
+    let wav = golden.floats("wav");
+    compare("wav", decoder.work.samples.slice(0, wav.len()), wav);
 }
 
 #[test]

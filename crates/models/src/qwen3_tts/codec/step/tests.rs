@@ -2,6 +2,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::checkpoint::Checkpoint;
+use crate::qwen3_tts::test_device::{Counts, bucketed};
 use crate::qwen3_tts::test_support::{Golden, Machine, assert_close, nano, tiny};
 
 /// A decoder with its step buffers, a pool of slots and an edge ring, on a machine of its own.
@@ -23,7 +24,32 @@ type RingRow = Option<u32>;
 
 impl Player {
     fn new(checkpoint: &Checkpoint, max_window: usize, pass_frames: usize) -> Self {
-        let machine = Machine::new();
+        Self::on(Machine::new(), checkpoint, max_window, pass_frames)
+    }
+
+    /// On a device that wants captures for buckets, warmed up.
+    fn bucketed(checkpoint: &Checkpoint, max_window: usize, pass_frames: usize) -> (Self, Counts) {
+        let (device, sanitizer, counts) = bucketed();
+        let mut player = Self::on(
+            Machine::on((device, sanitizer)),
+            checkpoint,
+            max_window,
+            pass_frames,
+        );
+        let touches = Touches::none();
+        let launcher = Launcher {
+            stream: &*player.machine.stream,
+            touches: &touches,
+        };
+        let ring = Some(&player.ring);
+        player
+            .step
+            .warm_up(&launcher, &player.decoder, &player.pool, ring)
+            .unwrap();
+        (player, counts)
+    }
+
+    fn on(machine: Machine, checkpoint: &Checkpoint, max_window: usize, pass_frames: usize) -> Self {
         let config = &checkpoint.configs.speech.decoder_config;
         let decoder = CodecDecoder::load(
             &*machine.device,
@@ -317,8 +343,94 @@ fn passes_hold_whole_windows() {
             items,
         })
         .collect();
-    let shape = StepShape::new(&windows, 6);
-    assert_eq!(shape.passes, [0..2, 2..3, 3..5]);
-    assert_eq!(shape.frames(), 14);
-    assert!(shape.host && !shape.ring);
+    assert_eq!(split(&windows, 6), [(0..2, 0..6), (2..3, 6..8), (3..5, 8..14)]);
+}
+
+#[test]
+fn buckets_lie_a_fourth_apart_and_end_with_the_most() {
+    assert_eq!(
+        buckets(48),
+        [1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48]
+    );
+    assert_eq!(buckets(1), [1]);
+    assert_eq!(buckets(9), [1, 2, 3, 4, 5, 6, 7, 8, 9]);
+    let all = buckets(256);
+    assert!(all.is_sorted_by(|a, b| a < b && b - a <= 1.max(a / 4)));
+    assert_eq!(*all.last().unwrap(), 256);
+}
+
+#[test]
+fn padding_to_a_bucket_changes_no_bit() {
+    let streams: Vec<_> = (0..STREAMS).map(|stream| stream_codes(stream, 128)).collect();
+    // Passes of at most 13 frames, so that some steps take several.
+    let mut exact = Player::new(&tiny("base"), MAX_WINDOW, 13);
+    let alone: Vec<_> = streams.iter().map(|codes| exact.play(0, codes, 1)).collect();
+    let (mut player, counts) = Player::bucketed(&tiny("base"), MAX_WINDOW, 13);
+    let captures = counts.of("test").captures;
+    assert_eq!(captures, buckets(13).len());
+    for (stream, codes) in streams.iter().enumerate() {
+        assert_eq!(
+            player.play(1, codes, 3),
+            alone[stream],
+            "stream {stream} by itself"
+        );
+    }
+    let player = std::cell::RefCell::new(player);
+    let config = ProptestConfig {
+        cases: 8,
+        failure_persistence: None,
+        ..ProptestConfig::default()
+    };
+    proptest!(config, |(turns in schedule())| {
+        check_schedule(&mut player.borrow_mut(), &streams, &alone, &turns);
+    });
+    assert_eq!(
+        counts.of("test").captures,
+        captures,
+        "every shape was captured in warm-up"
+    );
+}
+
+/// How many launches a pass takes is what the host pays for it; how many operations are in its graph is what the
+/// device pays for each step, however few frames it decodes.
+#[test]
+fn a_pass_is_one_graph_and_two_copies() {
+    let (mut player, counts) = Player::bucketed(&tiny("base"), MAX_WINDOW, 32);
+    let codes = stream_codes(0, 128);
+    let streams: Vec<Vec<Item>> = [1, 5, 3]
+        .iter()
+        .map(|width| items(&codes[..*width], |_| None))
+        .collect();
+    let windows: Vec<_> = (0..)
+        .zip(&streams)
+        .map(|(slot, items)| StreamWindow {
+            slot,
+            position: 0,
+            items,
+        })
+        .collect();
+    let before = counts.of("test");
+    player.decode(&windows);
+    let after = counts.of("test");
+    assert_eq!(after.launches_of_nodes() - before.launches_of_nodes(), 2);
+    assert_eq!(after.replays - before.replays, 1);
+
+    let config = &tiny("base").configs.speech.decoder_config;
+    let layers = config.num_hidden_layers;
+    let (latent, blocks) = (config.upsampling_ratios.len(), config.upsample_rates.len());
+    let expected = [
+        ("Attention", layers),
+        // pre_conv, the first and the last; of each block the transposed one and three units of two.
+        ("Conv", 3 + 7 * blocks),
+        ("DepthwiseConv", latent),
+        ("Embed", 2),
+        ("GatherRows", 1),
+        // Both quantizers, both projections; qkv, out, gate and up, down of a layer; three of a ConvNeXt stage.
+        ("Gemm", 4 + 4 * layers + 3 * latent),
+        ("LayerNorm", latent),
+        ("QkvRope", layers),
+        ("RopeTable", 1),
+        ("ScatterRows", 1),
+    ];
+    assert_eq!(after.last_graph, expected.into());
 }

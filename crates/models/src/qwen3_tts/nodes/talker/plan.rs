@@ -87,6 +87,44 @@ impl Filled {
     pub(super) fn shape(&self) -> Shape {
         self.planned.shape
     }
+
+    pub(super) fn planned(&self) -> Planned {
+        self.planned
+    }
+}
+
+/// A step that warm-up runs.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct WarmUp {
+    pub(super) prefill: bool,
+    /// Rows still have text.
+    pub(super) text: bool,
+    /// 1: a row of slot 0 and page 0; 0: padding alone.
+    pub(super) live: usize,
+    /// Rows, padding included.
+    pub(super) rows: usize,
+}
+
+/// The record of a row that is there to fill a bucket: nothing is drawn at random, nothing is remembered.
+const PADDING: SampleRow = SampleRow {
+    temperature: 0.0,
+    top_p: 1.0,
+    repetition_penalty: 1.0,
+    top_k: 0,
+    seed_lo: 0,
+    seed_hi: 0,
+    frame: 0,
+    eos: -1,
+    ban_eos: 0,
+    slot: -1,
+    reserved: [0; 2],
+};
+
+/// One value a row, then `padding` up to `rows` of them.
+fn extend_padded(ints: &mut Vec<i32>, values: impl Iterator<Item = i32>, rows: usize, padding: i32) {
+    let end = ints.len() + rows;
+    ints.extend(values);
+    ints.resize(end, padding);
 }
 
 impl TalkerNode {
@@ -179,18 +217,21 @@ impl TalkerNode {
 
     /// The index buffers of a decode step.
     pub(super) fn fill_decode(&self, rows: &[PlanRow<'_>]) -> Filled {
+        let probed = rows.iter().any(|row| row.request.probe.is_some());
+        let padded = self.step_rows(rows.len(), probed);
         let shape = Shape {
-            rows: rows.len(),
-            tokens: rows.len(),
+            rows: padded,
+            tokens: padded,
             prefill: false,
-            probed: rows.iter().any(|row| row.request.probe.is_some()),
+            probed,
         };
         let mut ints = Vec::with_capacity(self.dims.ints(shape));
-        self.fill_tail(&mut ints, rows);
-        let pad = self.talker.config().tts_pad_token_id;
-        ints.extend(rows.iter().map(|row| row.slot as i32));
-        ints.extend(rows.iter().map(|row| row.decode_position()));
-        ints.extend(rows.iter().map(|row| row.text().unwrap_or(pad) as i32));
+        self.fill_tail(&mut ints, rows, padded);
+        let pad = self.talker.config().tts_pad_token_id as i32;
+        let text = rows.iter().map(|row| row.text().map_or(pad, |text| text as i32));
+        extend_padded(&mut ints, rows.iter().map(|row| row.slot as i32), padded, -1);
+        extend_padded(&mut ints, rows.iter().map(PlanRow::decode_position), padded, -1);
+        extend_padded(&mut ints, text, padded, pad);
         let text = rows.iter().any(|row| row.text().is_some());
         self.finish(rows, shape, ints, text, Vec::new())
     }
@@ -202,24 +243,28 @@ impl TalkerNode {
             pages_per_sequence,
             ..
         } = self.dims;
+        let probed = rows.iter().any(|row| row.request.probe.is_some());
         let shape = Shape {
-            rows: rows.len(),
+            rows: self.step_rows(rows.len(), probed),
             tokens: rows.iter().map(|row| row.prompt().len()).sum(),
             prefill: true,
-            probed: rows.iter().any(|row| row.request.probe.is_some()),
+            probed,
         };
+        let padding = shape.rows - rows.len();
         let mut ints = Vec::with_capacity(self.dims.ints(shape));
-        self.fill_tail(&mut ints, rows);
-        ints.extend(rows.iter().scan(0, |end, row| {
+        self.fill_tail(&mut ints, rows, shape.rows);
+        let last = rows.iter().scan(0, |end, row| {
             *end += row.prompt().len() as i32;
             Some(*end - 1)
-        }));
-        ints.extend(rows.iter().map(|row| row.slot as i32));
+        });
+        extend_padded(&mut ints, last, shape.rows, -1);
+        extend_padded(&mut ints, rows.iter().map(|row| row.slot as i32), shape.rows, -1);
         for row in rows {
             ints.extend(row.pages.iter().map(|page| *page as i32));
             // Entries behind the last granted page are never looked up.
             ints.extend(repeat_n(0, pages_per_sequence - row.pages.len()));
         }
+        ints.extend(repeat_n(0, padding * pages_per_sequence));
         let tokens = || rows.iter().flat_map(|row| row.prompt());
         ints.extend(tokens().map(|token| token.text as i32));
         ints.extend(
@@ -263,17 +308,19 @@ impl TalkerNode {
         self.finish(rows, shape, ints, true, speakers)
     }
 
+    /// Rows of a step. A probed step has no padding: it is launched operation by operation anyway, and its
+    /// records are laid out by its rows.
+    fn step_rows(&self, live: usize, probed: bool) -> usize {
+        if probed { live } else { self.padded_rows(live) }
+    }
+
     /// The parts that every walk has, in front of its own.
-    fn fill_tail(&self, ints: &mut Vec<i32>, rows: &[PlanRow<'_>]) {
-        ints.extend(
-            rows.iter()
-                .map(|row| self.workspace.code_row(row.slot, self.dims.groups)),
-        );
-        ints.extend(
-            rows.iter()
-                .map(|row| row.ring_row.map_or(-1, |ring_row| ring_row as i32)),
-        );
-        Indices::push_pairs(ints, rows.len());
+    fn fill_tail(&self, ints: &mut Vec<i32>, rows: &[PlanRow<'_>], padded: usize) {
+        let code_row = |row: &PlanRow<'_>| self.workspace.code_row(row.slot, self.dims.groups);
+        let ring_row = |row: &PlanRow<'_>| row.ring_row.map_or(-1, |ring_row| ring_row as i32);
+        extend_padded(ints, rows.iter().map(code_row), padded, -1);
+        extend_padded(ints, rows.iter().map(ring_row), padded, -1);
+        Indices::push_pairs(ints, rows.len(), padded);
     }
 
     /// What comes behind the walk's own parts, and the records that are no integers.
@@ -299,14 +346,18 @@ impl TalkerNode {
             *next += if shape.prefill { row.prompt().len() } else { 1 };
             Some(first)
         });
+        let padding = || repeat_n(PADDING, shape.rows - rows.len());
         Filled {
-            params: first_codes.chain(others).collect(),
+            params: first_codes
+                .chain(padding())
+                .chain(others)
+                .chain(padding())
+                .collect(),
             first_tokens: first_tokens.collect(),
             planned: Planned {
                 shape,
-                ints: ints.len(),
                 text,
-                speakers: !speakers.is_empty(),
+                speakers: if speakers.is_empty() { 0 } else { rows.len() },
             },
             ints,
             speakers,
@@ -354,6 +405,7 @@ impl TalkerNode {
             first_tokens,
             planned,
         } = filled;
+        debug_assert_eq!(ints.len(), self.dims.ints(planned.shape));
         let buffers = &mut self.stages[stage.0];
         if planned.shape.probed && buffers.probe.is_none() {
             let (rows, tokens) = (self.limits.rows, self.limits.prefill_tokens);
@@ -379,39 +431,50 @@ impl TalkerNode {
         Ok(())
     }
 
-    /// A step of one row of slot 0 and page 0 with nothing in it that a request could be.
-    pub(super) fn fill_warm_up(&self, prefill: bool, text: bool) -> Filled {
+    /// A step with nothing in it that a request could be.
+    pub(super) fn fill_warm_up(&self, step: WarmUp) -> Filled {
+        let WarmUp {
+            prefill,
+            text,
+            live,
+            rows,
+        } = step;
         let shape = Shape {
-            rows: 1,
-            tokens: 1,
+            rows,
+            tokens: if prefill { 1 } else { rows },
             prefill,
             probed: false,
         };
-        let mut ints = vec![self.workspace.code_row(0, self.dims.groups), -1];
-        Indices::push_pairs(&mut ints, 1);
-        ints.resize(self.dims.ints(shape), 0);
-        let params = SampleRow {
+        let mut ints = Vec::with_capacity(self.dims.ints(shape));
+        let code_rows = repeat_n(self.workspace.code_row(0, self.dims.groups), live);
+        extend_padded(&mut ints, code_rows, rows, -1);
+        extend_padded(&mut ints, std::iter::empty(), rows, -1);
+        Indices::push_pairs(&mut ints, live, rows);
+        let zeros = || repeat_n(0, live);
+        if prefill {
+            extend_padded(&mut ints, zeros(), rows, -1);
+            extend_padded(&mut ints, zeros(), rows, -1);
+            ints.extend(repeat_n(0, rows * self.dims.pages_per_sequence));
+            ints.push(0);
+        }
+        extend_padded(&mut ints, zeros(), shape.tokens, -1);
+        extend_padded(&mut ints, zeros(), shape.tokens, -1);
+        // Text tokens of a decode step, or speaker and codes of a prompt's token.
+        ints.resize(self.dims.ints(shape), if prefill { -1 } else { 0 });
+        let live_row = SampleRow {
             temperature: 1.0,
-            top_p: 1.0,
-            repetition_penalty: 1.0,
-            top_k: 0,
-            seed_lo: 0,
-            seed_hi: 0,
-            frame: 0,
-            eos: -1,
-            ban_eos: 0,
             slot: 0,
-            reserved: [0; 2],
+            ..PADDING
         };
+        let params = || repeat_n(live_row, live).chain(repeat_n(PADDING, rows - live));
         Filled {
-            params: vec![params; 2],
+            params: params().chain(params()).collect(),
             speakers: Vec::new(),
-            first_tokens: vec![0],
+            first_tokens: vec![0; live],
             planned: Planned {
                 shape,
-                ints: ints.len(),
                 text,
-                speakers: false,
+                speakers: 0,
             },
             ints,
         }

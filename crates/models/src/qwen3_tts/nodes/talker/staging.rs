@@ -9,6 +9,7 @@ use crate::qwen3_tts::talker::TailStep;
 /// What the layout of a step's index buffers depends on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Shape {
+    /// Rows, those of padding included.
     pub(super) rows: usize,
     /// Rows of the Talker's stack: all prompts together, or one for each row.
     pub(super) tokens: usize,
@@ -29,7 +30,7 @@ impl Dims {
     /// Integers of a step.
     pub(super) fn ints(self, shape: Shape) -> usize {
         let Shape { rows, tokens, .. } = shape;
-        let tail = 6 * rows;
+        let tail = 4 * rows;
         let body = 3 * tokens;
         let prompt = rows * (2 + self.pages_per_sequence) + tokens * (1 + self.groups);
         let forced = rows * (2 * self.groups + self.seen_words + self.seen_words / self.groups);
@@ -62,7 +63,6 @@ pub(super) struct Indices {
     code_rows: View,
     ring_rows: View,
     pair_sequences: View,
-    pair_positions: View,
     pub(super) prefill: Option<PrefillIndices>,
     pub(super) sequences: View,
     pub(super) positions: View,
@@ -101,7 +101,7 @@ impl Indices {
             ints.slice(at - len, len)
         };
         let (code_rows, ring_rows) = (take(rows), take(rows));
-        let (pair_sequences, pair_positions) = (take(2 * rows), take(2 * rows));
+        let pair_sequences = take(2 * rows);
         let words = rows * SampleRow::WORDS;
         let params = (params.slice(0, words), params.slice(words, words));
         // A prefill has its sequences' parts first; both walks then have those of their tokens.
@@ -132,7 +132,6 @@ impl Indices {
             code_rows,
             ring_rows,
             pair_sequences,
-            pair_positions,
             prefill,
             sequences,
             positions,
@@ -151,11 +150,13 @@ impl Indices {
         }
     }
 
-    /// Sequences and positions of the predictor's first pass: every row's hidden state, then every row's code.
-    pub(super) fn push_pairs(ints: &mut Vec<i32>, rows: usize) {
-        let all = 0..rows as i32;
-        ints.extend(all.clone().chain(all));
-        ints.extend(std::iter::repeat_n(0, rows).chain(std::iter::repeat_n(1, rows)));
+    /// Sequences of the predictor's first pass: every row's hidden state, then every row's code. Of `rows` rows
+    /// the first `live` are no padding.
+    pub(super) fn push_pairs(ints: &mut Vec<i32>, live: usize, rows: usize) {
+        for _ in 0..2 {
+            ints.extend(0..live as i32);
+            ints.extend(std::iter::repeat_n(-1, rows - live));
+        }
     }
 
     /// Operands of the step's end.
@@ -168,7 +169,6 @@ impl Indices {
             code_rows: self.code_rows.clone(),
             ring_rows: self.ring_rows.clone(),
             pair_sequences: self.pair_sequences.clone(),
-            pair_positions: self.pair_positions.clone(),
             probe: probe
                 .zip(forced)
                 .map(|(probe, forced)| probe.tail(self.shape.rows, forced)),
@@ -229,7 +229,7 @@ mod tests {
     #[test]
     fn the_first_pass_of_a_frame_pairs_hidden_states_and_codes() {
         let mut ints = Vec::new();
-        Indices::push_pairs(&mut ints, 3);
-        assert_eq!(ints, [0, 1, 2, 0, 1, 2, 0, 0, 0, 1, 1, 1]);
+        Indices::push_pairs(&mut ints, 3, 5);
+        assert_eq!(ints, [0, 1, 2, -1, -1, 0, 1, 2, -1, -1]);
     }
 }
