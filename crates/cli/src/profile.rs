@@ -78,6 +78,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     };
     let sizing = Sizing {
         device: kind,
+        precision: kind.default_precision(),
         page_size: PAGE_SIZE,
         max_prefill_tokens: PREFILL_TOKENS as u32,
     };
