@@ -1,40 +1,68 @@
-//! `laneway bench`: closed loop through the gateway, as JSON.
+//! `laneway bench`: closed and open loops through the gateway, as JSON.
 //!
-//! At each concurrency c, c callers send the project's sentences one behind the other. Audio counts when it
-//! arrives inside the measured window; what was in flight before it (the warm-up) is left out.
+//! In a closed loop c callers send the project's sentences one behind the other; in an open one requests come at a
+//! rate, whether or not those before them have ended. What a run reports began or came inside its window; the
+//! load before it (the warm-up) is left out. Every request follows from its sentence alone, so a sentence that
+//! is said again must give the same bytes, whatever else runs.
 
+mod caller;
 mod machine;
+mod roofline;
+mod sentences;
+mod steps;
+mod summary;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use clap::Args;
 use laneway_proto::v1;
-use laneway_proto::v1::synthesize_response::Event;
+use laneway_proto::v1::models_client::ModelsClient;
 use serde::Serialize;
+use tonic::transport::Channel;
 
 use crate::client::{self, Connection, GatewayArguments};
-use crate::say::{VoiceArguments, only_voice};
+use crate::say::VoiceArguments;
+use caller::{Callers, Load, WarmUp};
+use roofline::Size;
+use sentences::Workload;
+use steps::Steps;
+use summary::{Arrivals, Determinism, Run, Yardstick};
 
-/// Original English sentences of 20 to 180 characters, one a line.
-const SENTENCES: &str = include_str!("../../../benches/sentences.txt");
+/// Callers that share a connection: one connection's frames pass through one task at each end.
+const CALLERS_PER_CONNECTION: usize = 32;
+
+/// Connections of an open loop, whose callers nobody can count beforehand.
+const OPEN_LOOP_CONNECTIONS: usize = 4;
 
 /// Flags of `bench`.
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {
-    /// Callers at once; several values are measured one behind the other.
-    #[arg(long, value_delimiter = ',', default_value = "1")]
+    /// Closed loop: callers at once; several values are measured one behind the other. 1 when no --rps is given
+    /// either.
+    #[arg(long, value_delimiter = ',')]
     concurrency: Vec<usize>,
+    /// Open loop: requests a second; several values are measured one behind the other.
+    #[arg(long, value_delimiter = ',')]
+    rps: Vec<f64>,
     /// Seconds of each measured window.
     #[arg(long, default_value_t = 20.0)]
     seconds: f64,
-    /// Seconds of load before each window.
+    /// Seconds of load before each window, at least.
     #[arg(long, default_value_t = 3.0)]
     warm_up_s: f64,
+    /// Requests of each caller of a closed loop that end before its window opens.
+    #[arg(long, default_value_t = 1)]
+    warm_up_waves: usize,
+    /// Wait for the model's end token even if its weights are generated, where it means nothing.
+    #[arg(long)]
+    free_lengths: bool,
+    /// Commit to report, for a tree that was copied without its history.
+    #[arg(long, env = "LANEWAY_COMMIT")]
+    commit: Option<String>,
     /// Write the JSON here too.
     #[arg(long)]
     output: Option<PathBuf>,
@@ -47,282 +75,177 @@ pub(crate) struct Arguments {
 #[derive(Debug, Serialize)]
 struct Report {
     version: &'static str,
+    #[serde(flatten)]
+    source: machine::Source,
+    command: Vec<String>,
     debug_build: bool,
     machine: machine::Machine,
+    model: String,
+    voice: String,
+    seed: u64,
+    workload: Workload,
+    warm_up_s: f64,
+    warm_up_waves: usize,
     runs: Vec<Run>,
+    determinism: Determinism,
 }
 
-/// One concurrency.
-#[derive(Debug, Serialize)]
-struct Run {
-    concurrency: usize,
-    window_s: f64,
-    finished: usize,
-    failures: Vec<String>,
-    runaways: usize,
-    audio_s: f64,
-    audio_s_per_s: f64,
-    /// Wall seconds for a second of audio, over all callers.
-    real_time_factor: f64,
-    /// The same inside one stream, median.
-    stream_real_time_factor_p50: Option<f64>,
-    ttfa_ms: Percentiles,
-    /// Longest that a listener who plays from the first byte on would wait, per stream.
-    underrun_ms: Percentiles,
-}
-
-#[derive(Debug, Serialize)]
-struct Percentiles {
-    p50: Option<f64>,
-    p95: Option<f64>,
-    p99: Option<f64>,
+impl Arguments {
+    fn arrivals(&self) -> anyhow::Result<Vec<Arrivals>> {
+        let zero = self.concurrency.contains(&0) || self.rps.iter().any(|rate| rate.is_nan() || *rate <= 0.0);
+        anyhow::ensure!(!zero, "--concurrency and --rps are above 0");
+        let sane = |seconds: f64| (0.0..1e6).contains(&seconds);
+        anyhow::ensure!(
+            sane(self.warm_up_s) && sane(self.seconds) && self.seconds > 0.0,
+            "--seconds is above 0, and --warm-up-s not below it"
+        );
+        let concurrency: &[usize] = match (&self.concurrency[..], &self.rps[..]) {
+            ([], []) => &[1],
+            (concurrency, _) => concurrency,
+        };
+        let closed = concurrency
+            .iter()
+            .map(|&concurrency| Arrivals::Closed { concurrency });
+        let open = self
+            .rps
+            .iter()
+            .map(|&requests_per_s| Arrivals::Open { requests_per_s });
+        Ok(closed.chain(open).collect())
+    }
 }
 
 pub(crate) async fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
-    let connection = Arc::new(arguments.gateway.connect().await?);
-    let voice = match arguments.voice.voice.clone() {
-        Some(voice) => voice,
-        None => only_voice(&connection).await?,
-    };
-    let mut runs = Vec::new();
-    for concurrency in arguments.concurrency {
-        let load = Load {
-            connection: connection.clone(),
-            arguments: arguments.voice.clone(),
-            voice: voice.clone(),
-        };
-        eprintln!("measuring {concurrency} at once");
-        runs.push(
-            load.measure(concurrency, arguments.warm_up_s, arguments.seconds)
-                .await?,
-        );
-    }
-    let failed = runs.iter().any(|run| !run.failures.is_empty());
-    let report = Report {
-        version: env!("CARGO_PKG_VERSION"),
-        debug_build: cfg!(debug_assertions),
-        machine: machine::Machine::read(),
-        runs,
-    };
+    let arrivals = arguments.arrivals()?;
+    let connection = arguments.gateway.clone().connect().await?;
+    let report = measure(&arguments, &arrivals, &connection).await?;
     let json = serde_json::to_string_pretty(&report).context("write the report")?;
     println!("{json}");
-    if let Some(path) = arguments.output {
-        std::fs::write(&path, json + "\n").with_context(|| format!("write {}", path.display()))?;
+    if let Some(path) = &arguments.output {
+        std::fs::write(path, json + "\n").with_context(|| format!("write {}", path.display()))?;
     }
-    let connection = Arc::into_inner(connection).context("end the callers")?;
     connection.end().await?;
-    Ok(if failed {
-        ExitCode::FAILURE
-    } else {
-        ExitCode::SUCCESS
+    let failed = report.runs.iter().any(|run| !run.failures.is_empty());
+    Ok(match failed || report.determinism.differing > 0 {
+        true => ExitCode::FAILURE,
+        false => ExitCode::SUCCESS,
     })
 }
 
-/// What every caller shares.
-#[derive(Clone)]
-struct Load {
-    connection: Arc<Connection>,
-    arguments: VoiceArguments,
-    voice: String,
-}
-
-/// One stream as its caller heard it.
-#[derive(Debug)]
-struct Heard {
-    sent: Instant,
-    /// When each chunk came, and its seconds of audio.
-    chunks: Vec<(Instant, f64)>,
-    outcome: Result<v1::FinishReason, String>,
-    ended: Instant,
-}
-
-impl Load {
-    async fn measure(self, concurrency: usize, warm_up_s: f64, seconds: f64) -> anyhow::Result<Run> {
-        let from = Instant::now() + Duration::from_secs_f64(warm_up_s);
-        let to = from + Duration::from_secs_f64(seconds);
-        let next_sentence = Arc::new(AtomicUsize::new(0));
-        let callers =
-            (0..concurrency).map(|_| tokio::spawn(self.clone().call_until(to, next_sentence.clone())));
-        let mut heard = Vec::new();
-        for caller in callers.collect::<Vec<_>>() {
-            heard.extend(caller.await.context("run a caller")?);
-        }
-        Ok(Run::of(concurrency, from, to, &heard))
-    }
-
-    async fn call_until(self, end: Instant, next_sentence: Arc<AtomicUsize>) -> Vec<Heard> {
-        let sentences: Vec<&str> = SENTENCES.lines().collect();
-        let mut heard = Vec::new();
-        while Instant::now() < end {
-            let index = next_sentence.fetch_add(1, Ordering::Relaxed);
-            let mut request = self
-                .arguments
-                .request(sentences[index % sentences.len()], &self.voice);
-            request.seed = Some(self.arguments.seed.unwrap_or(0).wrapping_add(index as u64));
-            heard.push(self.listen(request).await);
-        }
-        heard
-    }
-
-    async fn listen(&self, request: v1::SynthesizeRequest) -> Heard {
-        let sent = Instant::now();
-        let mut chunks = Vec::new();
-        let outcome = self
-            .chunks(request, &mut chunks)
-            .await
-            .map_err(|error| format!("{error:#}"));
-        Heard {
-            sent,
-            chunks,
-            outcome,
-            ended: Instant::now(),
-        }
-    }
-
-    async fn chunks(
-        &self,
-        request: v1::SynthesizeRequest,
-        chunks: &mut Vec<(Instant, f64)>,
-    ) -> anyhow::Result<v1::FinishReason> {
-        let response = self
-            .connection
-            .speech()
-            .synthesize(request)
-            .await
-            .map_err(|s| client::explain(&s))?;
-        let mut events = response.into_inner();
-        let mut sample_rate = 0;
-        while let Some(message) = events
-            .message()
-            .await
-            .map_err(|status| client::explain(&status))?
-        {
-            match message.event.context("read an empty message")? {
-                Event::Accepted(accepted) => sample_rate = accepted.sample_rate,
-                Event::Chunk(chunk) => {
-                    chunks.push((
-                        Instant::now(),
-                        chunk.audio.len() as f64 / 2.0 / f64::from(sample_rate),
-                    ));
-                }
-                Event::Finished(finished) => return Ok(finished.reason()),
-            }
-        }
-        anyhow::bail!("the stream ended early")
-    }
-}
-
-impl Run {
-    fn of(concurrency: usize, from: Instant, to: Instant, heard: &[Heard]) -> Run {
-        let window_s = (to - from).as_secs_f64();
-        let inside = |at: &Instant| (from..to).contains(at);
-        let chunks = heard.iter().flat_map(|heard| &heard.chunks);
-        let audio_s: f64 = chunks
-            .filter(|(at, _)| inside(at))
-            .map(|(_, seconds)| seconds)
-            .sum();
-        // A stream belongs to the window that it started in.
-        let streams: Vec<&Heard> = heard.iter().filter(|heard| inside(&heard.sent)).collect();
-        let ms = |duration: Duration| duration.as_secs_f64() * 1e3;
-        let first = |heard: &&Heard| heard.chunks.first().map(|(at, _)| ms(*at - heard.sent));
-        let stream_rtf = |heard: &&Heard| {
-            let seconds: f64 = heard.chunks.iter().map(|(_, seconds)| seconds).sum();
-            (seconds > 0.0).then(|| (heard.ended - heard.sent).as_secs_f64() / seconds)
-        };
-        let reason = |wanted| streams.iter().filter(|heard| heard.outcome == Ok(wanted)).count();
-        let failures = streams
-            .iter()
-            .filter_map(|heard| heard.outcome.clone().err())
-            .collect();
-        let audio_s_per_s = audio_s / window_s;
-        Run {
-            concurrency,
-            window_s,
-            finished: streams.iter().filter(|heard| heard.outcome.is_ok()).count(),
-            failures,
-            runaways: reason(v1::FinishReason::Length),
-            audio_s,
-            audio_s_per_s,
-            real_time_factor: 1.0 / audio_s_per_s,
-            stream_real_time_factor_p50: Percentiles::of(streams.iter().filter_map(stream_rtf).collect()).p50,
-            ttfa_ms: Percentiles::of(streams.iter().filter_map(first).collect()),
-            underrun_ms: Percentiles::of(streams.iter().map(|heard| ms(underrun(&heard.chunks))).collect()),
-        }
-    }
-}
-
-/// The play clock starts at the first byte: the most that a chunk came too late.
-fn underrun(chunks: &[(Instant, f64)]) -> Duration {
-    let Some((first, _)) = chunks.first() else {
-        return Duration::ZERO;
+async fn measure(
+    arguments: &Arguments,
+    arrivals: &[Arrivals],
+    connection: &Connection,
+) -> anyhow::Result<Report> {
+    let model = only_model(connection).await?;
+    let voice = match &arguments.voice.voice {
+        Some(voice) => voice.clone(),
+        // Which voice speaks changes no cost; the report says it.
+        None => model
+            .voices
+            .first()
+            .map_or_else(String::new, |voice| voice.name.clone()),
     };
-    let mut sent_before = 0.0;
-    let mut worst = Duration::ZERO;
-    for (at, seconds) in chunks {
-        worst = worst.max((*at - *first).saturating_sub(Duration::from_secs_f64(sent_before)));
-        sent_before += seconds;
+    let seed = arguments.voice.seed.unwrap_or(0);
+    let forced = model.takes_exact_frames && !arguments.free_lengths;
+    let lines = sentences::lines(seed);
+    let workload = Workload::of(&lines, forced);
+    let machine = machine::Machine::read();
+    let yardstick = Yardstick {
+        size: Size::of_model(&model.model),
+        on_h200: machine.gpus.first().is_some_and(|name| name.contains("H200")),
+        forced,
+    };
+    let mut determinism = Determinism::default();
+    let mut runs = Vec::new();
+    for (nth, &arrivals) in arrivals.iter().enumerate() {
+        let load = Arc::new(Load {
+            channels: channels(connection, arrivals).await?,
+            voice_arguments: arguments.voice.clone(),
+            voice: voice.clone(),
+            lines: lines.clone(),
+            forced,
+        });
+        eprintln!("measuring {}", describe(arrivals));
+        let order_seed = seed.wrapping_add(nth as u64);
+        let (callers, concurrency, waves) = match arrivals {
+            Arrivals::Closed { concurrency } => (
+                Callers::closed_loop(load, concurrency, order_seed),
+                concurrency,
+                arguments.warm_up_waves,
+            ),
+            Arrivals::Open { requests_per_s } => (Callers::open_loop(load, requests_per_s, order_seed), 0, 0),
+        };
+        let warm_up = WarmUp {
+            seconds: arguments.warm_up_s,
+            waves,
+        };
+        callers.warm_up(warm_up, concurrency).await?;
+        let before = connection.worker_statuses().await?;
+        let from = Instant::now();
+        tokio::time::sleep(Duration::from_secs_f64(arguments.seconds)).await;
+        let to = Instant::now();
+        let after = connection.worker_statuses().await?;
+        let heard = callers.finish().await?;
+        determinism.add(&heard);
+        let steps = Steps::between(&before, &after);
+        let run = Run::of(arrivals, (from, to), &heard, steps, yardstick);
+        eprintln!(
+            "{}: {:.1} audio-s/s, {} failures",
+            describe(arrivals),
+            run.audio_s_per_s,
+            run.failures.values().sum::<usize>()
+        );
+        runs.push(run);
     }
-    worst
+    Ok(Report {
+        version: env!("CARGO_PKG_VERSION"),
+        source: machine::Source::read(arguments.commit.clone()),
+        command: std::env::args().collect(),
+        debug_build: cfg!(debug_assertions),
+        machine,
+        model: model.model,
+        voice,
+        seed,
+        workload,
+        warm_up_s: arguments.warm_up_s,
+        warm_up_waves: arguments.warm_up_waves,
+        runs,
+        determinism,
+    })
 }
 
-impl Percentiles {
-    /// By nearest rank.
-    fn of(mut values: Vec<f64>) -> Self {
-        values.sort_by(f64::total_cmp);
-        let at = |percent: usize| {
-            values
-                .get((values.len() * percent).div_ceil(100).saturating_sub(1))
-                .copied()
-        };
-        Percentiles {
-            p50: at(50),
-            p95: at(95),
-            p99: at(99),
-        }
+fn describe(arrivals: Arrivals) -> String {
+    match arrivals {
+        Arrivals::Closed { concurrency } => format!("{concurrency} at once"),
+        Arrivals::Open { requests_per_s } => format!("{requests_per_s} a second"),
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
+/// The one model that is served.
+async fn only_model(connection: &Connection) -> anyhow::Result<v1::ModelFacts> {
+    let listed = ModelsClient::new(connection.channel.clone())
+        .list(v1::ListModelsRequest {})
+        .await;
+    let mut models = listed
+        .map_err(|status| client::explain(&status))?
+        .into_inner()
+        .models;
+    anyhow::ensure!(
+        models.len() == 1,
+        "{} models are served; measure one",
+        models.len()
+    );
+    Ok(models.remove(0))
+}
 
-    #[test]
-    fn percentiles_are_values_that_were_measured() {
-        let all = Percentiles::of((1..=100).rev().map(f64::from).collect());
-        assert_eq!((all.p50, all.p95, all.p99), (Some(50.0), Some(95.0), Some(99.0)));
-        assert_eq!(Percentiles::of(vec![7.0]).p99, Some(7.0));
-        assert_eq!(Percentiles::of(vec![]).p50, None);
+async fn channels(connection: &Connection, arrivals: Arrivals) -> anyhow::Result<Vec<Channel>> {
+    let n_channels = match arrivals {
+        Arrivals::Closed { concurrency } => concurrency.div_ceil(CALLERS_PER_CONNECTION),
+        Arrivals::Open { .. } => OPEN_LOOP_CONNECTIONS,
+    };
+    let mut channels = vec![connection.channel.clone()];
+    while channels.len() < n_channels {
+        channels.push(connection.another_channel().await?);
     }
-
-    #[test]
-    fn an_underrun_is_the_longest_silence_of_the_play_clock() {
-        let began = Instant::now();
-        let at = |ms| began + Duration::from_millis(ms);
-        // 0.1 s of audio at 0 and at 50 ms: the clock has audio until 200 ms; the next chunk comes at 260 ms.
-        let late = [(at(0), 0.1), (at(50), 0.1), (at(260), 0.5), (at(300), 0.1)];
-        assert_eq!(underrun(&late), Duration::from_millis(60));
-        assert_eq!(underrun(&late[..2]), Duration::ZERO);
-        assert_eq!(underrun(&[]), Duration::ZERO);
-    }
-
-    #[test]
-    fn audio_counts_in_the_window_it_comes_in_and_a_stream_where_it_starts() {
-        let began = Instant::now();
-        let at = |ms| began + Duration::from_millis(ms);
-        let heard = |sent, chunks: &[(u64, f64)], outcome| Heard {
-            sent: at(sent),
-            chunks: chunks.iter().map(|(ms, seconds)| (at(*ms), *seconds)).collect(),
-            outcome,
-            ended: at(chunks.last().map_or(sent, |(ms, _)| *ms)),
-        };
-        let all = [
-            heard(0, &[(900, 1.0), (1100, 2.0)], Ok(v1::FinishReason::Stop)),
-            heard(1200, &[(1300, 4.0), (3100, 8.0)], Ok(v1::FinishReason::Length)),
-            heard(1500, &[], Err("overloaded".into())),
-        ];
-        let run = Run::of(2, at(1000), at(3000), &all);
-        assert_eq!((run.audio_s, run.audio_s_per_s), (6.0, 3.0));
-        assert_eq!((run.finished, run.runaways, run.failures.len()), (1, 1, 1));
-        assert_eq!(run.ttfa_ms.p50, Some(100.0));
-    }
+    Ok(channels)
 }

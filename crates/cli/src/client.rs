@@ -34,6 +34,7 @@ pub(crate) struct GatewayArguments {
 /// A gateway that serves, and the system behind it when it is ours.
 pub(crate) struct Connection {
     pub(crate) channel: Channel,
+    address: String,
     system: Option<System>,
 }
 
@@ -47,6 +48,7 @@ impl GatewayArguments {
                 .with_context(|| format!("connect to {address}"))?;
             return Ok(Connection {
                 channel,
+                address,
                 system: None,
             });
         }
@@ -63,6 +65,7 @@ impl GatewayArguments {
             .context("connect to our own gateway")?;
         Ok(Connection {
             channel,
+            address: address.to_string(),
             system: Some(system),
         })
     }
@@ -71,6 +74,14 @@ impl GatewayArguments {
 impl Connection {
     pub(crate) fn speech(&self) -> SpeechClient<Channel> {
         SpeechClient::new(self.channel.clone())
+    }
+
+    /// One more connection to the same gateway.
+    pub(crate) async fn another_channel(&self) -> anyhow::Result<Channel> {
+        endpoint(&self.address)?
+            .connect()
+            .await
+            .with_context(|| format!("connect to {} once more", self.address))
     }
 
     /// Status of every worker of a system in this process, by rank; nothing for one elsewhere.
@@ -93,7 +104,7 @@ impl Connection {
 
     /// Drain a system in this process.
     pub(crate) async fn end(self) -> anyhow::Result<()> {
-        let Connection { channel, system } = self;
+        let Connection { channel, system, .. } = self;
         drop(channel);
         match system {
             Some(system) => system.end().await,

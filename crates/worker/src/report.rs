@@ -85,6 +85,9 @@ impl Reporter {
             resources: self.resources(stats),
             uptime_ms: self.began.elapsed().as_millis() as u64,
             facts: self.facts(state),
+            chain_host_us: micros(stats.chain_host_time),
+            parks: stats.parks,
+            overrun_rows: stats.overrun_rows,
             takes_requests: self.plan.get().is_some_and(|planned| planned.role.synthesizes),
         }
     }

@@ -11,6 +11,18 @@ pub(super) struct Machine {
     kernel: Option<String>,
     /// Processes that wanted a core during the last minute: above the cores, others took part of the machine.
     load_average: Option<f64>,
+    /// Product names of the GPUs that this process sees.
+    pub(super) gpus: Vec<String>,
+    /// The NVIDIA driver's own line.
+    driver: Option<String>,
+}
+
+/// What was measured, as git names it.
+#[derive(Debug, Serialize)]
+pub(super) struct Source {
+    commit: Option<String>,
+    /// Files differ from the commit.
+    changed: Option<bool>,
 }
 
 impl Machine {
@@ -34,7 +46,44 @@ impl Machine {
                 .and_then(memory_kb)
                 .map(|kb| kb / f64::from(1 << 20)),
             kernel: file("/proc/sys/kernel/osrelease").map(|text| text.trim().to_owned()),
+            gpus: gpus(),
+            driver: file("/proc/driver/nvidia/version")
+                .and_then(|text| Some(text.lines().next()?.split_once(':')?.1.trim().to_owned())),
             load_average: file("/proc/loadavg").and_then(|text| text.split(' ').next()?.parse().ok()),
+        }
+    }
+}
+
+fn gpus() -> Vec<String> {
+    match laneway_cuda::gpus() {
+        Ok(gpus) => gpus.into_iter().map(|gpu| gpu.name).collect(),
+        Err(error) => {
+            tracing::warn!(%error, "the GPUs are not known");
+            Vec::new()
+        }
+    }
+}
+
+impl Source {
+    /// Of the working directory; a tree that was copied without its history has none, and `commit` says it.
+    pub(super) fn read(commit: Option<String>) -> Self {
+        let git = |arguments: &[&str]| {
+            let output = std::process::Command::new("git").args(arguments).output().ok()?;
+            let text = output
+                .status
+                .success()
+                .then(|| String::from_utf8(output.stdout).ok());
+            Some(text??.trim().to_owned())
+        };
+        match commit {
+            Some(commit) => Source {
+                commit: Some(commit),
+                changed: None,
+            },
+            None => Source {
+                commit: git(&["rev-parse", "HEAD"]),
+                changed: git(&["status", "--porcelain"]).map(|files| !files.is_empty()),
+            },
         }
     }
 }
