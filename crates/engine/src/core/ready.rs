@@ -7,7 +7,7 @@ use laneway_device::Event as DeviceEvent;
 use laneway_plan::declaration::WalkKind;
 
 use super::Core;
-use crate::edge::{Window, newest};
+use crate::edge::{Origin, Window, newest};
 use crate::request::{Delivery, Priming};
 use crate::scheduler::{Ready, choose};
 use crate::step::Row;
@@ -156,21 +156,19 @@ impl Core {
         let topology = &self.topology;
         let info = &topology.walks[walk];
         let request = self.requests.at(place);
+        let held = request.hold(topology, info.node);
         let part = &mut request.nodes[info.node];
         part.in_flight += 1;
-        let lease = part.lease.clone().expect("a ready row holds its node's lease");
         let state = part.state.take();
         let mut window = Window::default();
-        let (mut ring, mut ring_row) = (None, None);
+        let mut ring_row = None;
         match info.kind {
             WalkKind::Entry | WalkKind::Loop => {
                 request.entered = true;
                 request.producing += 1;
                 request.last_step = self.lanes[info.lane].seq;
                 if let Some(edge) = info.produces {
-                    let part = &mut request.edges[edge];
-                    ring = part.ring.clone();
-                    ring_row = part.queue.launch_producer();
+                    ring_row = request.edges[edge].queue.launch_producer();
                 }
             }
             WalkKind::Once => {
@@ -188,31 +186,21 @@ impl Core {
             }
             WalkKind::Stream => {
                 let part = &mut request.edges[info.consumes.expect("a ready stream walk has an edge")];
-                ring = part.ring.clone();
                 window = part.queue.take_window().expect("a ready row has a window");
             }
         }
         if info.may_output {
             request.reserve_output();
         }
-        let results = if info.awaits.is_empty() {
-            self.no_results.clone()
-        } else {
-            request
-                .results(&info.awaits)
-                .map(|(result, _)| result.clone())
-                .collect()
-        };
+        let results = request.results(&info.awaits).map(|(result, _)| result.clone());
         Row {
             place,
             request: request.id,
-            payload: request.payload.clone(),
+            results: results.collect(),
+            held,
             state,
-            lease,
-            _ring: ring,
             window,
             ring_row,
-            results,
         }
     }
 
@@ -265,28 +253,27 @@ impl Core {
     pub(super) fn waits(&mut self, lane: usize, walk: usize, rows: &[Row]) -> Vec<DeviceEvent> {
         let info = &self.topology.walks[walk];
         let mut origins = Vec::new();
-        for row in rows {
-            for origin in &row.window.origins {
+        // What ran on the same stream is in front anyway.
+        let mut wait_for = |origin: &Origin| {
+            if origin.lane != lane {
                 newest(&mut origins, origin.clone());
             }
+        };
+        for row in rows {
+            row.window.origins.iter().for_each(&mut wait_for);
             if !info.awaits.is_empty()
                 && let Some(request) = self.requests.find(row.place, row.request)
             {
-                for (_, origin) in request.results(&info.awaits) {
-                    if let Some(origin) = origin {
-                        newest(&mut origins, origin.clone());
-                    }
-                }
+                let origins = request.results(&info.awaits).filter_map(|(_, origin)| origin);
+                origins.for_each(&mut wait_for);
             }
         }
         // Rows are free again once their window landed, so the consumer's newest landed step is behind every
         // read of them; it has completed, and the wait only says so to the stream.
         let consumer = info.produces.and_then(|edge| self.topology.edges[edge].consumer);
         if let Some(consumer) = consumer {
-            let landed = &self.lanes[self.topology.walks[consumer].lane].landed;
-            newest(&mut origins, landed.clone());
+            wait_for(&self.lanes[self.topology.walks[consumer].lane].landed);
         }
-        origins.retain(|origin| origin.lane != lane);
         origins.iter().map(|origin| origin.event.clone()).collect()
     }
 }
