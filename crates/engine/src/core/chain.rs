@@ -250,6 +250,7 @@ impl Core {
         }
         let outcomes = step::land(self.chain.node(node), job, &mut rows);
         self.settle(walk, rows, outcomes, &origin);
+        self.shared.stats.lock().chain_host_time += now.elapsed();
     }
 
     /// The chain runs nothing any more.
