@@ -151,6 +151,11 @@ impl EdgeQueue {
         self.ready_items().is_some()
     }
 
+    /// Items of the window that is ready.
+    pub(crate) fn window_items(&self) -> usize {
+        self.ready_items().unwrap_or_default()
+    }
+
     /// The next window is the first.
     pub(crate) fn at_first_window(&self) -> bool {
         self.windows == 0

@@ -238,7 +238,7 @@ impl Core {
         let now = Instant::now();
         let took = now - step.launched_at.max(self.chain.last_landing);
         self.chain.last_landing = now;
-        self.shared.stats.lock().walks[walk].landed(rows.len(), took);
+        self.step_landed(walk, &rows, took);
         let node = self.topology.walks[walk].node;
         // Rows that ended at the step before are overrun: the node skips them.
         let produces = matches!(job.kind, WalkKind::Entry | WalkKind::Loop);

@@ -25,6 +25,7 @@ use crate::event::Event;
 use crate::handle::{Gate, Health, Shared};
 use crate::lane::Order;
 use crate::output::{Failure, FailureKind};
+use crate::pace::Pace;
 use crate::request::Table;
 use crate::resource::Resources;
 use crate::scheduler::{Ready, Turns};
@@ -89,6 +90,8 @@ pub(crate) struct Core {
     /// Rows of steps that ran out of time, with their event: what they name is in use until it completes.
     stuck: Vec<(Option<DeviceEvent>, Vec<Row>)>,
     next_tick: Instant,
+    /// What windows cost, by walk.
+    paces: Vec<Pace>,
     /// Scratch: ready rows by walk, and the walks that have any.
     candidates: Vec<Vec<usize>>,
     ready: Vec<Ready>,
@@ -123,6 +126,7 @@ impl Core {
             running: Vec::new(),
             stuck: Vec::new(),
             next_tick: Instant::now(),
+            paces: vec![Pace::default(); n_walks],
             candidates: vec![Vec::new(); n_walks],
             ready: Vec::with_capacity(n_walks),
         }

@@ -14,6 +14,10 @@ use crate::step::Row;
 
 /// A listener with less than this left to play is in a hurry.
 const SLACK: Duration = Duration::from_millis(100);
+/// About the longest that a step of windows should take where more than one can be had. The second window of a
+/// stream is due when its first, of a frame or two, was played (80 ms for Qwen3-TTS): it may have to wait for
+/// the step in front of it and then for its own.
+const STREAM_STEP: Duration = Duration::from_millis(25);
 
 impl Core {
     /// The walk that `lane` runs next and the rows for it, most urgent first.
@@ -25,12 +29,9 @@ impl Core {
             }
         }
         let chosen = choose(&self.ready)?;
-        let ready = std::mem::take(&mut self.ready);
-        self.lanes[lane].turns.took(chosen, &ready);
-        self.ready = ready;
         let mut places = std::mem::take(&mut self.candidates[chosen]);
-        self.sort_rows(chosen, &mut places);
-        places.truncate(self.max_rows[chosen]);
+        let left_over = self.cut(chosen, &mut places);
+        self.lanes[lane].turns.took(chosen, &self.ready, left_over);
         let rows = places.iter().map(|&place| self.begin(chosen, place)).collect();
         self.candidates[chosen] = places;
         Some((chosen, rows))
@@ -119,12 +120,41 @@ impl Core {
         !parked && (!info.may_output || request.output_room())
     }
 
+    /// Leave those of `places` that one step should have, most urgent first. True: windows stay behind.
+    fn cut(&mut self, walk: usize, places: &mut Vec<usize>) -> bool {
+        let n_ready = places.len();
+        let most_rows = self.max_rows[walk];
+        let most_items = self.paces[walk].most_items(STREAM_STEP);
+        if n_ready <= most_rows
+            && most_items.is_none_or(|most| self.first_within(walk, places, most) == n_ready)
+        {
+            // All of them run, in whatever order.
+            return false;
+        }
+        self.sort_rows(walk, places);
+        places.truncate(most_rows);
+        if let Some(most) = most_items {
+            let within = self.first_within(walk, places, most);
+            places.truncate(within);
+        }
+        self.topology.walks[walk].kind == WalkKind::Stream
+    }
+
+    /// How many of the first of `places` have windows of at most `most` items together; one does in any case.
+    fn first_within(&mut self, walk: usize, places: &[usize], most: usize) -> usize {
+        let Some(edge) = self.topology.walks[walk].consumes else {
+            return places.len();
+        };
+        let mut items = 0;
+        let beyond = places.iter().position(|&place| {
+            items += self.requests.at(place).edges[edge].queue.window_items();
+            items > most
+        });
+        beyond.map_or(places.len(), |beyond| beyond.max(1))
+    }
+
     /// Most urgent first: first windows, then who runs out of sound first; producers by turns.
     fn sort_rows(&mut self, walk: usize, places: &mut [usize]) {
-        if places.len() <= self.max_rows[walk] {
-            // All of them run, in whatever order.
-            return;
-        }
         match self.topology.walks[walk].kind {
             WalkKind::Loop => {
                 let requests = &mut self.requests;

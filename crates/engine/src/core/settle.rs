@@ -1,6 +1,7 @@
 //! From landed rows to what follows: items to their edges, output to listeners, ends of requests.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use laneway_plan::declaration::WalkKind;
 
@@ -13,6 +14,15 @@ use crate::step::Row;
 use crate::topology::{Topology, WalkInfo};
 
 impl Core {
+    /// Note what a step cost.
+    pub(super) fn step_landed(&mut self, walk: usize, rows: &[Row], took: Duration) {
+        self.shared.stats.lock().walks[walk].landed(rows.len(), took);
+        if self.topology.walks[walk].kind == WalkKind::Stream {
+            let items = rows.iter().map(|row| row.window.items.len()).sum();
+            self.paces[walk].landed(items, took);
+        }
+    }
+
     /// The rows of a landed step. Their states go back to their requests; one whose request is gone meanwhile
     /// is dropped.
     pub(super) fn settle(
