@@ -1,5 +1,8 @@
 //! What one engine step costs besides the model: 64 rows on the chain, on a device and with nodes that do
 //! nothing. The time is wall time a decode step, all threads and channels of the engine included.
+//!
+//! Where the device takes no time the engine thread never blocks, so what a real device adds is measured too:
+//! behind steps of [`DEVICE_STEP`] each step also costs a block and a wake-up, which the thread's CPU time shows.
 #![allow(missing_docs)] // The macros of criterion make public items.
 
 use std::sync::Arc;
@@ -16,23 +19,34 @@ use laneway_engine::{
     Submission,
 };
 use laneway_plan::declaration::*;
+use parking_lot::Mutex;
 
 const ITEM_WORDS: usize = 16;
 
+/// What a step takes on the device that is not infinitely fast.
+const DEVICE_STEP: Duration = Duration::from_millis(1);
+
+/// Computes nothing; each step on one of its streams takes this long.
 #[derive(Debug)]
-struct NullDevice;
+struct NullDevice(Duration);
 
 #[derive(Debug)]
-struct NullStream(StreamConfig);
+struct NullStream {
+    config: StreamConfig,
+    step: Duration,
+    /// When the newest step is over.
+    busy_until: Mutex<Instant>,
+}
 
-struct Done;
+struct DoneAt(Instant);
 
-impl EventImpl for Done {
+impl EventImpl for DoneAt {
     fn is_done(&self) -> bool {
-        true
+        Instant::now() >= self.0
     }
 
     fn wait(&self, _timeout: Duration) -> Result<()> {
+        std::thread::sleep(self.0.saturating_duration_since(Instant::now()));
         Ok(())
     }
 
@@ -66,7 +80,11 @@ impl Device for NullDevice {
     }
 
     fn create_stream(&self, config: StreamConfig) -> Result<Arc<dyn Stream>> {
-        Ok(Arc::new(NullStream(config)))
+        Ok(Arc::new(NullStream {
+            config,
+            step: self.0,
+            busy_until: Mutex::new(Instant::now()),
+        }))
     }
 
     fn host_write(&self, _view: &View, _bytes: &[u8]) -> Result<()> {
@@ -80,7 +98,7 @@ impl Device for NullDevice {
 
 impl Stream for NullStream {
     fn config(&self) -> &StreamConfig {
-        &self.0
+        &self.config
     }
 
     fn id(&self) -> u64 {
@@ -92,10 +110,12 @@ impl Stream for NullStream {
     }
 
     fn record(&self) -> Result<Event> {
+        let mut busy_until = self.busy_until.lock();
+        *busy_until = Instant::now().max(*busy_until) + self.step;
         Ok(Event {
             id: 0,
-            stream: self.0.name.as_str().into(),
-            inner: Arc::new(Done),
+            stream: self.config.name.as_str().into(),
+            inner: Arc::new(DoneAt(*busy_until)),
         })
     }
 
@@ -269,7 +289,7 @@ fn declaration() -> ModelDeclaration {
     }
 }
 
-fn start(rows: usize, codec_lane: usize) -> (Engine, EngineHandle) {
+fn start(rows: usize, codec_lane: usize, device_step: Duration) -> (Engine, EngineHandle) {
     let lane = LaneConfig {
         priority: Priority::Normal,
         partition_sms: None,
@@ -285,7 +305,7 @@ fn start(rows: usize, codec_lane: usize) -> (Engine, EngineHandle) {
         page_size,
     };
     let config = EngineConfig {
-        device: Arc::new(NullDevice),
+        device: Arc::new(NullDevice(device_step)),
         model: Arc::new(NullModel(declaration())),
         lanes: vec![lane; codec_lane + 1],
         nodes: vec![placed("Talker", 0), placed("Codec", codec_lane)],
@@ -358,7 +378,7 @@ fn engine_step(criterion: &mut Criterion) {
     group.measurement_time(Duration::from_secs(2));
     for (placement, codec_lane) in [("codec on the chain", 0), ("codec on a lane", 1)] {
         for rows in [1, 64] {
-            let (engine, handle) = start(rows, codec_lane);
+            let (engine, handle) = start(rows, codec_lane, Duration::ZERO);
             group.bench_function(BenchmarkId::new(placement, rows), |bencher| {
                 bencher.iter_custom(|steps| run(&handle, rows, steps));
             });
@@ -369,5 +389,16 @@ fn engine_step(criterion: &mut Criterion) {
     group.finish();
 }
 
-criterion_group!(benches, engine_step);
+/// Host time behind a device that is the slower of the two, as in real service.
+fn host_time(_: &mut Criterion) {
+    for (placement, codec_lane) in [("codec on the chain", 0), ("codec on a lane", 1)] {
+        let (engine, handle) = start(64, codec_lane, DEVICE_STEP);
+        run(&handle, 64, 2000);
+        println!("host_time/{placement}/64, behind device steps of {DEVICE_STEP:?}");
+        print_cpu_time(&handle);
+        drop(engine);
+    }
+}
+
+criterion_group!(benches, engine_step, host_time);
 criterion_main!(benches);

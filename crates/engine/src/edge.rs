@@ -98,21 +98,27 @@ impl EdgeQueue {
         }
     }
 
-    /// A producing step landed with these items; `ring_row` is what it was given.
-    pub(crate) fn arrive(&mut self, items: &[Arc<[i32]>], ring_row: Option<u32>, origin: Option<&Origin>) {
+    /// A producing step landed with these items; `ring_row` is what it was given. `origin` is what a consumer
+    /// on another stream waits for.
+    pub(crate) fn arrive(
+        &mut self,
+        items: impl ExactSizeIterator<Item = Arc<[i32]>>,
+        ring_row: Option<u32>,
+        origin: Option<&Origin>,
+    ) {
         // Items beyond the first hold a place as well, though not a row.
         self.held = self.held - 1 + items.len();
-        if items.is_empty()
+        if items.len() == 0
             && let (Some(rows), Some(row)) = (&mut self.free_rows, ring_row)
         {
             // Nobody will read the row, so no window will free it.
             rows.push_back(row);
         }
-        for (number, words) in items.iter().enumerate() {
+        for (number, words) in items.enumerate() {
             self.queue.push_back(Queued {
                 item: Item {
                     index: self.arrived,
-                    words: words.clone(),
+                    words,
                     ring_row: ring_row.filter(|_| number == 0),
                 },
                 origin: origin.cloned(),
@@ -124,7 +130,7 @@ impl EdgeQueue {
     /// An item came from another worker; it has no ring row.
     pub(crate) fn receive(&mut self, words: Arc<[i32]>) {
         self.held += 1;
-        self.arrive(&[words], None, None);
+        self.arrive(std::iter::once(words), None, None);
     }
 
     /// Nothing more will arrive.
@@ -143,6 +149,11 @@ impl EdgeQueue {
 
     pub(crate) fn window_ready(&self) -> bool {
         self.ready_items().is_some()
+    }
+
+    /// Items of the window that is ready.
+    pub(crate) fn window_items(&self) -> usize {
+        self.ready_items().unwrap_or_default()
     }
 
     /// The next window is the first.

@@ -14,7 +14,7 @@ use laneway_device::{
 use laneway_plan::declaration::WalkKind;
 
 use crate::config::EngineConfig;
-use crate::core::{Chain, Core, CoreParts, LaneState, run_landing};
+use crate::core::{Chain, Core, CoreParts, DEPTH, LaneState, run_landing};
 use crate::edge::{Origin, OriginStep};
 use crate::event::Event;
 use crate::handle::{EngineHandle, Gate, Health, Shared};
@@ -261,12 +261,9 @@ impl Builder {
 
     fn context(&self, node: usize) -> NodeContext {
         let info = &self.topology.nodes[node];
-        let walks = || self.topology.walks.iter().filter(|walk| walk.node == node);
-        let touches =
-            |edge: usize| walks().any(|walk| walk.produces == Some(edge) || walk.consumes == Some(edge));
-        let rings = self.rings.iter().enumerate().filter_map(|(edge, ring)| {
-            let ring = ring.as_ref().filter(|_| touches(edge))?;
-            Some((self.topology.edges[edge].name.to_string(), ring.clone()))
+        let rings = self.topology.edges_of(node).filter_map(|edge| {
+            let ring = self.rings[edge].clone()?;
+            Some((self.topology.edges[edge].name.to_string(), ring))
         });
         NodeContext {
             device: self.config.device.clone(),
@@ -392,7 +389,7 @@ fn build_core(
     for (walk, rows) in all_rows {
         max_rows[walk] = rows;
     }
-    let (landing, steps) = sync_channel(4);
+    let (landing, steps) = sync_channel(DEPTH);
     let events = shared.events.clone();
     let step_deadline = builder.config.limits.step_deadline;
     let landing_thread = spawn("chain-landing", move || {

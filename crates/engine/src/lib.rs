@@ -15,6 +15,7 @@ mod handle;
 mod lane;
 pub mod node;
 mod output;
+mod pace;
 mod request;
 mod resource;
 mod scheduler;

@@ -11,6 +11,8 @@ use crate::edge::{EdgeQueue, Origin};
 use crate::node::{EdgeResult, FinishReason, Item, Payload, RequestId, RowState};
 use crate::output::{OutputEvent, RequestStats};
 use crate::resource::{Ask, Lease};
+use crate::step::Held;
+use crate::topology::Topology;
 
 /// What one node keeps of a request.
 #[derive(Debug, Default)]
@@ -19,6 +21,8 @@ pub(crate) struct NodePart {
     pub(crate) state: Option<RowState>,
     /// What it was granted; `None` before.
     pub(crate) lease: Option<Arc<Lease>>,
+    /// What its rows hold, from the first row after admission on.
+    pub(crate) held: Option<Arc<Held>>,
     /// What it asks for.
     pub(crate) needs: Vec<Ask>,
     /// Steps in flight.
@@ -125,6 +129,27 @@ impl Request {
 
     pub(crate) fn age(&self) -> Duration {
         self.submitted_at.elapsed()
+    }
+
+    /// What a row of `node` holds until its step has landed. The node has its lease.
+    pub(crate) fn hold(&mut self, topology: &Topology, node: usize) -> Arc<Held> {
+        if let Some(held) = &self.nodes[node].held {
+            return held.clone();
+        }
+        let lease = self.nodes[node].lease.clone();
+        let rings = topology
+            .edges_of(node)
+            .filter_map(|edge| self.edges[edge].ring.clone());
+        let held = Arc::new(Held {
+            payload: self.payload.clone(),
+            lease: lease.expect("a ready row holds its node's lease"),
+            _rings: rings.collect(),
+        });
+        // Rings come with admission; a walk that runs before it holds none.
+        if self.running {
+            self.nodes[node].held = Some(held.clone());
+        }
+        held
     }
 
     /// Whether one more step whose landing may send an event can be launched. When not, the listener is asked

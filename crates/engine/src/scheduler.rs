@@ -71,12 +71,14 @@ impl Turns {
         self.passed_over[walk]
     }
 
-    /// `chosen` runs; what else was ready was passed over.
-    pub(crate) fn took(&mut self, chosen: usize, ready: &[Ready]) {
+    /// `chosen` runs; what else was ready was passed over. Windows of it that were `left_over` have gathered
+    /// for as long as the others: they need not do so again.
+    pub(crate) fn took(&mut self, chosen: usize, ready: &[Ready], left_over: bool) {
+        let waited = self.passed_over[chosen];
         for walk in ready {
             self.passed_over[walk.walk] += 1;
         }
-        self.passed_over[chosen] = 0;
+        self.passed_over[chosen] = if left_over { waited.min(GATHER) } else { 0 };
     }
 }
 
@@ -108,7 +110,7 @@ mod tests {
             .map(|_| {
                 let ready: Vec<_> = walks.iter().map(|&walk| ready(walk, urgent, &turns)).collect();
                 let chosen = choose(&ready).expect("something is ready");
-                turns.took(chosen, &ready);
+                turns.took(chosen, &ready, false);
                 chosen
             })
             .collect()
@@ -138,17 +140,17 @@ mod tests {
     proptest! {
         /// Whatever comes and goes, a walk that stays ready runs within a fixed number of steps.
         #[test]
-        fn no_ready_walk_starves(steps in prop::collection::vec((0u8..32, any::<bool>()), 1..200)) {
+        fn no_ready_walk_starves(steps in prop::collection::vec((0u8..32, any::<bool>(), any::<bool>()), 1..200)) {
             let mut turns = Turns::new(KINDS.len());
             let mut ready_for = [0u32; 5];
-            for (mask, urgent) in steps {
+            for (mask, urgent, left_over) in steps {
                 let now: Vec<_> = (0..KINDS.len())
                     .filter(|walk| mask & (1 << walk) != 0)
                     .map(|walk| ready(walk, urgent, &turns))
                     .collect();
                 let Some(chosen) = choose(&now) else { continue };
                 prop_assert!(now.iter().any(|walk| walk.walk == chosen));
-                turns.took(chosen, &now);
+                turns.took(chosen, &now, left_over);
                 for walk in &now {
                     ready_for[walk.walk] += 1;
                 }

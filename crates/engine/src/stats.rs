@@ -32,7 +32,7 @@ pub struct EngineStats {
     pub refused_steps: u64,
     /// Rows of chain steps that ran past their end and were dropped.
     pub overrun_rows: u64,
-    /// Host time that planning and launching chain steps took.
+    /// Host time that chain steps took outside waits: planning, launching, and what followed their landing.
     pub chain_host_time: Duration,
 }
 

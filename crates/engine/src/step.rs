@@ -12,22 +12,28 @@ use crate::node::{
 };
 use crate::resource::Lease;
 
-/// One request's part in a step. It holds clones of the leases that it names, so that slots outlive every
-/// step that was launched with them.
+/// What every row of one request on one node names. A row holds it until its step has landed, so that slots
+/// outlive each step that was launched with them; shared as a whole, since a row then costs one count.
+#[derive(Debug)]
+pub(crate) struct Held {
+    pub(crate) payload: Payload,
+    pub(crate) lease: Arc<Lease>,
+    /// Only kept: the ring slots that the node's walks read and write.
+    pub(crate) _rings: Vec<Arc<Lease>>,
+}
+
+/// One request's part in a step.
 #[derive(Debug)]
 pub(crate) struct Row {
     /// Place in the engine's table, and who must still sit there.
     pub(crate) place: usize,
     pub(crate) request: RequestId,
-    pub(crate) payload: Payload,
+    pub(crate) held: Arc<Held>,
     /// `None` before the node opened it, and between launch and landing on the chain.
     pub(crate) state: Option<RowState>,
-    pub(crate) lease: Arc<Lease>,
-    /// Only kept: the ring slot that the step reads or writes.
-    pub(crate) _ring: Option<Arc<Lease>>,
     pub(crate) window: Window,
     pub(crate) ring_row: Option<u32>,
-    pub(crate) results: Arc<[EdgeResult]>,
+    pub(crate) results: Vec<EdgeResult>,
 }
 
 /// What the node is asked to run.
@@ -62,10 +68,10 @@ pub(crate) fn fitting(node: &dyn Node, job: Job, rows: &[Row]) -> usize {
     }
     let mut chosen = Vec::with_capacity(rows.len());
     for row in rows {
-        if !chosen.is_empty() && !node.fits(job.walk, &chosen, &row.payload) {
+        if !chosen.is_empty() && !node.fits(job.walk, &chosen, &row.held.payload) {
             break;
         }
-        chosen.push(row.payload.clone());
+        chosen.push(row.held.payload.clone());
     }
     chosen.len()
 }
@@ -82,7 +88,7 @@ pub(crate) fn launch(
     let mut refused = Vec::new();
     for (index, row) in rows.iter_mut().enumerate() {
         if row.state.is_none() {
-            match node.open(job.walk, &row.payload) {
+            match node.open(job.walk, &row.held.payload) {
                 Ok(state) => row.state = Some(state),
                 Err(error) => refused.push((index, error)),
             }
@@ -149,12 +155,12 @@ pub(crate) fn land(node: &mut dyn Node, job: Job, rows: &mut [Row]) -> Vec<RowOu
 fn view(row: &mut Row) -> StepRow<'_> {
     StepRow {
         request: row.request,
-        payload: &row.payload,
+        payload: &row.held.payload,
         state: row
             .state
             .as_mut()
             .expect("every row was opened before its step is planned"),
-        grants: row.lease.grants(),
+        grants: row.held.lease.grants(),
         items: &row.window.items,
         last: row.window.last,
         ring_row: row.ring_row,

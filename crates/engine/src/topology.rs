@@ -181,6 +181,14 @@ impl Topology {
         self.edges.iter().find(|edge| !edge.produced_here)
     }
 
+    /// The stream edges that walks of `node` produce to or consume from.
+    pub(crate) fn edges_of(&self, node: usize) -> impl Iterator<Item = usize> + '_ {
+        (0..self.edges.len()).filter(move |&edge| {
+            let mut walks = self.walks.iter().filter(|walk| walk.node == node);
+            walks.any(|walk| walk.produces == Some(edge) || walk.consumes == Some(edge))
+        })
+    }
+
     /// What `node` must be granted for a request.
     pub(crate) fn needs(&self, node: usize, payload: &Payload) -> Vec<Ask> {
         let info = &self.nodes[node];

@@ -18,7 +18,7 @@ use crate::step::{self, Attempt, Job, Row};
 use crate::topology::CHAIN;
 
 /// Steps in flight: the one that runs and the staged one.
-const DEPTH: usize = 2;
+pub(crate) const DEPTH: usize = 2;
 
 /// A step for the landing thread to wait for.
 #[derive(Debug)]
@@ -27,8 +27,8 @@ pub(crate) struct Landing {
     event: DeviceEvent,
 }
 
-/// The landing thread: waits for chain steps in order and tells the engine thread. Ends when the engine thread
-/// drops its end.
+/// The landing thread: waits for chain steps in order and tells the engine thread, which hands them over only
+/// when it is about to block. Ends when the engine thread drops its end.
 pub(crate) fn run_landing(steps: &Receiver<Landing>, events: &SyncSender<Event>, step_deadline: Duration) {
     while let Ok(Landing { seq, event }) = steps.recv() {
         let result = event.synchronize(step_deadline);
@@ -57,6 +57,9 @@ pub(crate) struct Chain {
     stream: Arc<dyn Stream>,
     in_flight: VecDeque<InFlight>,
     landing: Option<SyncSender<Landing>>,
+    /// The newest step that the landing thread was given, and how many of those it has yet to report.
+    handed_over: u64,
+    unreported: usize,
     landing_thread: Option<JoinHandle<()>>,
     touches: Touches,
     /// When the newest step landed: a step behind it began no earlier.
@@ -75,6 +78,8 @@ impl Chain {
             stream,
             in_flight: VecDeque::with_capacity(DEPTH),
             landing: Some(landing),
+            handed_over: 0,
+            unreported: 0,
             landing_thread: Some(landing_thread),
             touches: Touches::none(),
             last_landing: Instant::now(),
@@ -138,10 +143,6 @@ impl Core {
                 for row in &mut rows {
                     self.swap_state(node, row);
                 }
-                let landing = Landing {
-                    seq,
-                    event: event.clone(),
-                };
                 self.chain.in_flight.push_back(InFlight {
                     seq,
                     walk,
@@ -151,11 +152,6 @@ impl Core {
                     error,
                     launched_at: began,
                 });
-                let thread = self.chain.landing.as_ref();
-                if thread.is_none_or(|thread| thread.try_send(landing).is_err()) {
-                    // It holds as many as may be in flight, so the thread is gone.
-                    self.chain_lost("its landing thread ended");
-                }
             }
             Attempt::Refused(errors) => self.refused(walk, rows, errors),
             Attempt::Failed(error) => self.step_failed(walk, rows, &error),
@@ -173,10 +169,52 @@ impl Core {
         }
     }
 
+    /// Land the oldest step if it has completed: one that did so while the engine thread was at work needs no
+    /// other thread to wake it. True: it landed.
+    pub(super) fn poll_chain(&mut self) -> bool {
+        let Some(step) = self.chain.in_flight.front().filter(|step| step.event.is_done()) else {
+            return false;
+        };
+        let (seq, event) = (step.seq, step.event.clone());
+        // It is done: this asks how it went, and does not wait.
+        let result = event.synchronize(Duration::ZERO);
+        self.chain_landed(seq, result);
+        true
+    }
+
+    /// The engine thread is about to block: let the landing thread wake it.
+    pub(super) fn watch_chain(&mut self) {
+        let chain = &mut self.chain;
+        for step in &chain.in_flight {
+            // With as many unreported as it has room for, a report is on its way, and this is called again.
+            if step.seq <= chain.handed_over || chain.unreported == DEPTH {
+                continue;
+            }
+            let landing = Landing {
+                seq: step.seq,
+                event: step.event.clone(),
+            };
+            let thread = chain.landing.as_ref();
+            if thread.is_none_or(|thread| thread.try_send(landing).is_err()) {
+                self.chain_lost("its landing thread ended");
+                return;
+            }
+            chain.handed_over = step.seq;
+            chain.unreported += 1;
+        }
+    }
+
+    /// The landing thread reports.
+    pub(super) fn chain_reported(&mut self, seq: u64, result: Result<(), DeviceError>) {
+        self.chain.unreported -= 1;
+        self.chain_landed(seq, result);
+    }
+
     /// The oldest chain step landed, failed, or is stuck.
-    pub(super) fn chain_landed(&mut self, seq: u64, result: Result<(), DeviceError>) {
+    fn chain_landed(&mut self, seq: u64, result: Result<(), DeviceError>) {
         if self.chain.in_flight.front().is_none_or(|step| step.seq != seq) {
-            // A step that was given up landed after all; `tick` lets go of what it held.
+            // It was polled before the report came. Or a step that was given up landed after all; `tick` lets
+            // go of what it held.
             return;
         }
         if let Err(error @ DeviceError::Deadline { .. }) = result {
@@ -200,7 +238,7 @@ impl Core {
         let now = Instant::now();
         let took = now - step.launched_at.max(self.chain.last_landing);
         self.chain.last_landing = now;
-        self.shared.stats.lock().walks[walk].landed(rows.len(), took);
+        self.step_landed(walk, &rows, took);
         let node = self.topology.walks[walk].node;
         // Rows that ended at the step before are overrun: the node skips them.
         let produces = matches!(job.kind, WalkKind::Entry | WalkKind::Loop);
@@ -212,6 +250,7 @@ impl Core {
         }
         let outcomes = step::land(self.chain.node(node), job, &mut rows);
         self.settle(walk, rows, outcomes, &origin);
+        self.shared.stats.lock().chain_host_time += now.elapsed();
     }
 
     /// The chain runs nothing any more.

@@ -70,7 +70,7 @@ impl Core {
         match outcome {
             Outcome::Landed(outcomes) => {
                 let origin = self.lanes[lane].landed.clone();
-                self.shared.stats.lock().walks[walk].landed(rows.len(), took);
+                self.step_landed(walk, &rows, took);
                 self.settle(walk, rows, outcomes, &origin);
             }
             Outcome::Refused(errors) => self.refused(walk, rows, errors),

@@ -18,14 +18,14 @@ use std::time::{Duration, Instant};
 
 use laneway_device::Event as DeviceEvent;
 
-pub(crate) use chain::{Chain, run_landing};
+pub(crate) use chain::{Chain, DEPTH, run_landing};
 
 use crate::edge::Origin;
 use crate::event::Event;
 use crate::handle::{Gate, Health, Shared};
 use crate::lane::Order;
-use crate::node::EdgeResult;
 use crate::output::{Failure, FailureKind};
+use crate::pace::Pace;
 use crate::request::Table;
 use crate::resource::Resources;
 use crate::scheduler::{Ready, Turns};
@@ -89,8 +89,9 @@ pub(crate) struct Core {
     running: Vec<usize>,
     /// Rows of steps that ran out of time, with their event: what they name is in use until it completes.
     stuck: Vec<(Option<DeviceEvent>, Vec<Row>)>,
-    no_results: Arc<[EdgeResult]>,
     next_tick: Instant,
+    /// What windows cost, by walk.
+    paces: Vec<Pace>,
     /// Scratch: ready rows by walk, and the walks that have any.
     candidates: Vec<Vec<usize>>,
     ready: Vec<Ready>,
@@ -124,8 +125,8 @@ impl Core {
             waiting: VecDeque::new(),
             running: Vec::new(),
             stuck: Vec::new(),
-            no_results: Arc::from([]),
             next_tick: Instant::now(),
+            paces: vec![Pace::default(); n_walks],
             candidates: vec![Vec::new(); n_walks],
             ready: Vec::with_capacity(n_walks),
         }
@@ -134,10 +135,15 @@ impl Core {
     /// Serve until shutdown.
     pub(crate) fn run(mut self) {
         loop {
-            let event = match self.events.recv_timeout(TICK) {
-                Ok(event) => Some(event),
-                Err(RecvTimeoutError::Timeout) => None,
-                Err(RecvTimeoutError::Disconnected) => break,
+            let event = if self.poll_chain() {
+                self.events.try_recv().ok()
+            } else {
+                self.watch_chain();
+                match self.events.recv_timeout(TICK) {
+                    Ok(event) => Some(event),
+                    Err(RecvTimeoutError::Timeout) => None,
+                    Err(RecvTimeoutError::Disconnected) => break,
+                }
             };
             if self.handle_all(event) {
                 break;
@@ -154,7 +160,7 @@ impl Core {
             match event {
                 Event::Submit(accepted) => self.accept(*accepted),
                 Event::Wake => {}
-                Event::ChainLanded { seq, result } => self.chain_landed(seq, result),
+                Event::ChainLanded { seq, result } => self.chain_reported(seq, result),
                 Event::LaneLanded(report) => self.lane_landed(*report),
                 Event::Shutdown => return true,
             }

@@ -7,13 +7,17 @@ use laneway_device::Event as DeviceEvent;
 use laneway_plan::declaration::WalkKind;
 
 use super::Core;
-use crate::edge::{Window, newest};
+use crate::edge::{Origin, Window, newest};
 use crate::request::{Delivery, Priming};
 use crate::scheduler::{Ready, choose};
 use crate::step::Row;
 
 /// A listener with less than this left to play is in a hurry.
 const SLACK: Duration = Duration::from_millis(100);
+/// About the longest that a step of windows should take where more than one can be had. The second window of a
+/// stream is due when its first, of a frame or two, was played (80 ms for Qwen3-TTS): it may have to wait for
+/// the step in front of it and then for its own.
+const STREAM_STEP: Duration = Duration::from_millis(25);
 
 impl Core {
     /// The walk that `lane` runs next and the rows for it, most urgent first.
@@ -25,12 +29,9 @@ impl Core {
             }
         }
         let chosen = choose(&self.ready)?;
-        let ready = std::mem::take(&mut self.ready);
-        self.lanes[lane].turns.took(chosen, &ready);
-        self.ready = ready;
         let mut places = std::mem::take(&mut self.candidates[chosen]);
-        self.sort_rows(chosen, &mut places);
-        places.truncate(self.max_rows[chosen]);
+        let left_over = self.cut(chosen, &mut places);
+        self.lanes[lane].turns.took(chosen, &self.ready, left_over);
         let rows = places.iter().map(|&place| self.begin(chosen, place)).collect();
         self.candidates[chosen] = places;
         Some((chosen, rows))
@@ -119,12 +120,41 @@ impl Core {
         !parked && (!info.may_output || request.output_room())
     }
 
+    /// Leave those of `places` that one step should have, most urgent first. True: windows stay behind.
+    fn cut(&mut self, walk: usize, places: &mut Vec<usize>) -> bool {
+        let n_ready = places.len();
+        let most_rows = self.max_rows[walk];
+        let most_items = self.paces[walk].most_items(STREAM_STEP);
+        if n_ready <= most_rows
+            && most_items.is_none_or(|most| self.first_within(walk, places, most) == n_ready)
+        {
+            // All of them run, in whatever order.
+            return false;
+        }
+        self.sort_rows(walk, places);
+        places.truncate(most_rows);
+        if let Some(most) = most_items {
+            let within = self.first_within(walk, places, most);
+            places.truncate(within);
+        }
+        self.topology.walks[walk].kind == WalkKind::Stream
+    }
+
+    /// How many of the first of `places` have windows of at most `most` items together; one does in any case.
+    fn first_within(&mut self, walk: usize, places: &[usize], most: usize) -> usize {
+        let Some(edge) = self.topology.walks[walk].consumes else {
+            return places.len();
+        };
+        let mut items = 0;
+        let beyond = places.iter().position(|&place| {
+            items += self.requests.at(place).edges[edge].queue.window_items();
+            items > most
+        });
+        beyond.map_or(places.len(), |beyond| beyond.max(1))
+    }
+
     /// Most urgent first: first windows, then who runs out of sound first; producers by turns.
     fn sort_rows(&mut self, walk: usize, places: &mut [usize]) {
-        if places.len() <= self.max_rows[walk] {
-            // All of them run, in whatever order.
-            return;
-        }
         match self.topology.walks[walk].kind {
             WalkKind::Loop => {
                 let requests = &mut self.requests;
@@ -156,21 +186,19 @@ impl Core {
         let topology = &self.topology;
         let info = &topology.walks[walk];
         let request = self.requests.at(place);
+        let held = request.hold(topology, info.node);
         let part = &mut request.nodes[info.node];
         part.in_flight += 1;
-        let lease = part.lease.clone().expect("a ready row holds its node's lease");
         let state = part.state.take();
         let mut window = Window::default();
-        let (mut ring, mut ring_row) = (None, None);
+        let mut ring_row = None;
         match info.kind {
             WalkKind::Entry | WalkKind::Loop => {
                 request.entered = true;
                 request.producing += 1;
                 request.last_step = self.lanes[info.lane].seq;
                 if let Some(edge) = info.produces {
-                    let part = &mut request.edges[edge];
-                    ring = part.ring.clone();
-                    ring_row = part.queue.launch_producer();
+                    ring_row = request.edges[edge].queue.launch_producer();
                 }
             }
             WalkKind::Once => {
@@ -188,31 +216,21 @@ impl Core {
             }
             WalkKind::Stream => {
                 let part = &mut request.edges[info.consumes.expect("a ready stream walk has an edge")];
-                ring = part.ring.clone();
                 window = part.queue.take_window().expect("a ready row has a window");
             }
         }
         if info.may_output {
             request.reserve_output();
         }
-        let results = if info.awaits.is_empty() {
-            self.no_results.clone()
-        } else {
-            request
-                .results(&info.awaits)
-                .map(|(result, _)| result.clone())
-                .collect()
-        };
+        let results = request.results(&info.awaits).map(|(result, _)| result.clone());
         Row {
             place,
             request: request.id,
-            payload: request.payload.clone(),
+            results: results.collect(),
+            held,
             state,
-            lease,
-            _ring: ring,
             window,
             ring_row,
-            results,
         }
     }
 
@@ -265,28 +283,27 @@ impl Core {
     pub(super) fn waits(&mut self, lane: usize, walk: usize, rows: &[Row]) -> Vec<DeviceEvent> {
         let info = &self.topology.walks[walk];
         let mut origins = Vec::new();
-        for row in rows {
-            for origin in &row.window.origins {
+        // What ran on the same stream is in front anyway.
+        let mut wait_for = |origin: &Origin| {
+            if origin.lane != lane {
                 newest(&mut origins, origin.clone());
             }
+        };
+        for row in rows {
+            row.window.origins.iter().for_each(&mut wait_for);
             if !info.awaits.is_empty()
                 && let Some(request) = self.requests.find(row.place, row.request)
             {
-                for (_, origin) in request.results(&info.awaits) {
-                    if let Some(origin) = origin {
-                        newest(&mut origins, origin.clone());
-                    }
-                }
+                let origins = request.results(&info.awaits).filter_map(|(_, origin)| origin);
+                origins.for_each(&mut wait_for);
             }
         }
         // Rows are free again once their window landed, so the consumer's newest landed step is behind every
         // read of them; it has completed, and the wait only says so to the stream.
         let consumer = info.produces.and_then(|edge| self.topology.edges[edge].consumer);
         if let Some(consumer) = consumer {
-            let landed = &self.lanes[self.topology.walks[consumer].lane].landed;
-            newest(&mut origins, landed.clone());
+            wait_for(&self.lanes[self.topology.walks[consumer].lane].landed);
         }
-        origins.retain(|origin| origin.lane != lane);
         origins.iter().map(|origin| origin.event.clone()).collect()
     }
 }

@@ -1,6 +1,7 @@
 //! From landed rows to what follows: items to their edges, output to listeners, ends of requests.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use laneway_plan::declaration::WalkKind;
 
@@ -13,12 +14,27 @@ use crate::step::Row;
 use crate::topology::{Topology, WalkInfo};
 
 impl Core {
+    /// Note what a step cost.
+    pub(super) fn step_landed(&mut self, walk: usize, rows: &[Row], took: Duration) {
+        self.shared.stats.lock().walks[walk].landed(rows.len(), took);
+        if self.topology.walks[walk].kind == WalkKind::Stream {
+            let items = rows.iter().map(|row| row.window.items.len()).sum();
+            self.paces[walk].landed(items, took);
+        }
+    }
+
     /// The rows of a landed step. Their states go back to their requests; one whose request is gone meanwhile
     /// is dropped.
-    pub(super) fn settle(&mut self, walk: usize, rows: Vec<Row>, outcomes: Vec<RowOutcome>, origin: &Origin) {
+    pub(super) fn settle(
+        &mut self,
+        walk: usize,
+        mut rows: Vec<Row>,
+        mut outcomes: Vec<RowOutcome>,
+        origin: &Origin,
+    ) {
         let topology = self.topology.clone();
         let info = &topology.walks[walk];
-        for (mut row, outcome) in rows.into_iter().zip(outcomes) {
+        for (row, outcome) in rows.iter_mut().zip(&mut outcomes) {
             let place = row.place;
             let Some(request) = self.requests.find(place, row.request) else {
                 continue;
@@ -31,7 +47,7 @@ impl Core {
             if info.may_output {
                 request.unreserve_output();
             }
-            if let Some(error) = outcome.error {
+            if let Some(error) = outcome.error.take() {
                 self.fail(place, error.into());
                 continue;
             }
@@ -45,7 +61,14 @@ impl Core {
     }
 
     /// A step of an entry or loop walk: items for its edge, maybe the end.
-    fn made(&mut self, topology: &Topology, info: &WalkInfo, row: Row, outcome: RowOutcome, origin: &Origin) {
+    fn made(
+        &mut self,
+        topology: &Topology,
+        info: &WalkInfo,
+        row: &Row,
+        outcome: &mut RowOutcome,
+        origin: &Origin,
+    ) {
         let (place, id) = (row.place, row.request);
         let request = self.requests.at(place);
         request.producing -= 1;
@@ -55,7 +78,7 @@ impl Core {
         }
         if info.kind == WalkKind::Entry {
             request.stats.prefill = Some(request.age());
-            row.lease.fill();
+            row.held.lease.fill();
         }
         if !outcome.items.is_empty() && request.stats.first_item.is_none() {
             request.stats.first_item = Some(request.age());
@@ -65,18 +88,27 @@ impl Core {
         request.stats.items += n_items as u32;
         if let Some(edge) = info.produces {
             let queue = &mut request.edges[edge].queue;
-            queue.arrive(&outcome.items, row.ring_row, Some(origin));
-            if topology.edges[edge].consumer.is_none() && n_items > 0 {
-                // They leave for another worker, whose own edge holds them from here on.
-                queue.leave(n_items);
-                request.send(OutputEvent::Items {
-                    edge: topology.edges[edge].name.clone(),
-                    first_item,
-                    items: outcome.items,
-                });
+            match topology.edges[edge].consumer {
+                Some(consumer) => {
+                    // A consumer on the same stream runs behind it anyway.
+                    let crosses = topology.walks[consumer].lane != info.lane;
+                    queue.arrive(outcome.items.drain(..), row.ring_row, crosses.then_some(origin));
+                }
+                None => {
+                    queue.arrive(outcome.items.iter().cloned(), row.ring_row, None);
+                    // They leave for another worker, whose own edge holds them from here on.
+                    queue.leave(n_items);
+                    if n_items > 0 {
+                        request.send(OutputEvent::Items {
+                            edge: topology.edges[edge].name.clone(),
+                            first_item,
+                            items: std::mem::take(&mut outcome.items),
+                        });
+                    }
+                }
             }
         }
-        if let Some(samples) = outcome.output {
+        if let Some(samples) = outcome.output.take() {
             self.output(place, samples, first_item, n_items as u32);
         }
         // A walk with nothing to loop behind it ends with its only step.
@@ -95,11 +127,11 @@ impl Core {
         topology: &Topology,
         info: &WalkInfo,
         place: usize,
-        outcome: RowOutcome,
+        outcome: &mut RowOutcome,
         origin: &Origin,
     ) {
         let edge = info.delivers.expect("a walk that runs once delivers");
-        let Some(result) = outcome.result else {
+        let Some(result) = outcome.result.take() else {
             let message = format!("walk {} delivered no result", info.name);
             self.fail(place, Failure::new(FailureKind::Internal, message));
             return;
@@ -114,18 +146,18 @@ impl Core {
     }
 
     /// A window: its places are free again, its samples go out.
-    fn consumed(&mut self, topology: &Topology, info: &WalkInfo, row: Row, outcome: RowOutcome) {
-        let (place, items) = (row.place, row.window.items);
+    fn consumed(&mut self, topology: &Topology, info: &WalkInfo, row: &Row, outcome: &mut RowOutcome) {
+        let (place, items) = (row.place, &row.window.items);
         let edge = info.consumes.expect("a stream walk has an edge");
         let request = self.requests.at(place);
-        request.edges[edge].queue.window_landed(&items);
+        request.edges[edge].queue.window_landed(items);
         if !topology.edges[edge].produced_here
             && let Some(ingress) = &request.control.ingress
         {
             ingress.lock().held -= items.len();
         }
         request.stats.windows += 1;
-        if let Some(samples) = outcome.output {
+        if let Some(samples) = outcome.output.take() {
             let first_item = items.first().map_or(0, |item| item.index);
             self.output(place, samples, first_item, items.len() as u32);
         }

@@ -54,7 +54,7 @@ fn words(value: i32) -> Arc<[i32]> {
 
 fn make(queue: &mut EdgeQueue, value: i32) {
     let row = queue.launch_producer();
-    queue.arrive(&[words(value)], row, Some(&origin(0, value as u64)));
+    queue.arrive([words(value)].into_iter(), row, Some(&origin(0, value as u64)));
 }
 
 fn sizes(queue: &mut EdgeQueue) -> Vec<(usize, bool)> {
@@ -101,7 +101,7 @@ fn a_step_without_an_item_gives_its_row_back() {
     let mut queue = queue();
     queue.use_ring(0);
     let row = queue.launch_producer();
-    queue.arrive(&[], row, None);
+    queue.arrive([].into_iter(), row, None);
     for value in 0..CAPACITY as i32 {
         assert!(queue.has_room());
         make(&mut queue, value);
@@ -172,7 +172,7 @@ proptest! {
                 Action::Land(with_item) => if let Some(row) = launched.pop_front() {
                     let items: Vec<_> = with_item.then(|| words(made)).into_iter().collect();
                     made += i32::from(with_item);
-                    queue.arrive(&items, row, None);
+                    queue.arrive(items.into_iter(), row, None);
                 },
                 Action::Unlaunch => if let Some(row) = launched.pop_back() {
                     queue.unlaunch_producer(row);

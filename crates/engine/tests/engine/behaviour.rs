@@ -91,6 +91,55 @@ fn windows_follow_the_chunk_policy() {
     assert_eq!(rig.collect(&mut stream).windows, [3, 8, 2]);
 }
 
+/// Where items cost time, a step takes no more windows than a listener can wait for.
+#[test]
+fn a_costly_step_takes_few_windows() {
+    let rig = Rig::start(RigConfig::default());
+    let (chain, lane) = (rig.device.gate("chain"), rig.device.gate("lane1"));
+    let submit = |seed: u32, first, steady| {
+        let mut wide = submission(&seed.to_string(), FakeRequest::new(seed, 9));
+        let ramp = vec![];
+        wide.chunk = Some(laneway_plan::declaration::ChunkPolicy { first, ramp, steady });
+        rig.handle.submit(wide).unwrap()
+    };
+    // A window of one item takes as long as it takes, one of eight 400 ms more: 50 ms an item.
+    chain.close();
+    let mut streams = vec![submit(1, 1, 8)];
+    eventually("the first item is on its way", || chain.held() > 0);
+    chain.allow(1);
+    eventually("its window landed", || rig.steps("codec_chunk") == 1);
+    lane.close();
+    chain.open();
+    eventually("the window of eight runs", || lane.held() == 1);
+    std::thread::sleep(std::time::Duration::from_millis(400));
+    // Behind it four windows are ready.
+    streams.extend((2..6).map(|seed| submit(seed, 4, 4)));
+    eventually("all items are made", || {
+        let walks = rig.stats().walks;
+        let rows = walks
+            .iter()
+            .filter(|walk| &*walk.node == "Talker")
+            .map(|walk| walk.rows);
+        rows.sum::<u64>() >= 5 * 9
+    });
+    lane.allow(1);
+    eventually("the next step runs", || lane.held() == 1);
+    lane.open();
+    let landed: Vec<_> = streams.iter_mut().map(|stream| rig.collect(stream)).collect();
+    for (seed, collected) in (1..).zip(&landed) {
+        collected.assert_samples(&FakeRequest::new(seed, 9));
+    }
+    let stats = rig.stats();
+    let codec = stats
+        .walks
+        .iter()
+        .find(|walk| &*walk.walk == "codec_chunk")
+        .unwrap();
+    // Two windows of the first, then those of the others (4 + 4 + 1 items), one by one to begin with.
+    assert_eq!(codec.rows, 2 + 4 * 3);
+    assert!(codec.steps > 2 + 3, "{codec:?}");
+}
+
 #[test]
 fn a_reference_is_encoded_once_and_primes_the_codec() {
     for nodes in [
