@@ -13,20 +13,44 @@ constexpr int SEGMENTS = 8;
 
 __device__ __forceinline__ int segment_begin(int segment, int k_tiles) { return segment * k_tiles / SEGMENTS; }
 
+// The two 16-bit types of products: bf16, and f16 for weights that the checkpoint has in f32.
+template <bool F16>
+__device__ __forceinline__ void mma_tile(float (&d)[4], const uint4& a, u32 b0, u32 b1) {
+    const u32 fragment[4] = {a.x, a.y, a.z, a.w};
+    const u32 columns[2] = {b0, b1};
+    if (F16) mma_f16(d, fragment, columns);
+    else mma_bf16(d, fragment, columns);
+}
+
+template <bool F16>
+__device__ __forceinline__ u32 pack_pair(float low, float high) {
+    return F16 ? pack_f16(low, high) : pack_bf16(low, high);
+}
+
+// How a view that is an input or an output of products is kept: as f32, or in the weights' own 16-bit type.
+enum { KEPT_F32 = 0, KEPT_16 = 1 };
+
 struct Epilogue {
     const float* bias;
     const float* scale;
-    float* out;
+    void* out;
     int n;
     int activation;
     int accumulate;
+    int out_kept;
 };
 
+template <bool F16>
 __device__ __forceinline__ void store_output(const Epilogue& e, int row, int column, float v) {
     if (e.bias) v = __fadd_rn(v, e.bias[column]);
     v = activate(e.activation, v);
     if (e.scale) v = __fmul_rn(v, e.scale[column]);
-    float* out = e.out + (i64)row * e.n + column;
+    const i64 at = (i64)row * e.n + column;
+    if (e.out_kept == KEPT_16) {
+        ((bf16_t*)e.out)[at] = (bf16_t)pack_pair<F16>(v, 0.0f);
+        return;
+    }
+    float* out = (float*)e.out + at;
     *out = e.accumulate ? __fadd_rn(*out, v) : v;
 }
 
@@ -53,18 +77,12 @@ __device__ __forceinline__ uint4 load_tile(const uint4* tile) {
     return v;
 }
 
-__device__ __forceinline__ void mma_tile(float (&d)[4], const uint4& a, u32 b0, u32 b1) {
-    const u32 fragment[4] = {a.x, a.y, a.z, a.w};
-    const u32 columns[2] = {b0, b1};
-    mma_bf16(d, fragment, columns);
-}
-
 // ---------------------------------------------------------------------------------------------------------------
 // At most 8 rows: a block of 8 warps makes NT tiles of 16 outputs; warp s accumulates segment s. Weights are
 // asked for before the wait for the kernel ahead: they do not depend on it.
 
-template <int NT, int UNROLL, bool NORM, bool GATED>
-__device__ __forceinline__ void gemm_few_body(const float* x, const uint4* w, int n, int k, int rows,
+template <int NT, int UNROLL, bool NORM, bool GATED, bool F16>
+__device__ __forceinline__ void gemm_few_body(const void* x, int x_kept, const uint4* w, int n, int k, int rows,
                                               const float* norm_weight, float eps, Epilogue e) {
     __shared__ float partial[SEGMENTS][NT][128];
     __shared__ float inverse[8];
@@ -90,14 +108,16 @@ __device__ __forceinline__ void gemm_few_body(const float* x, const uint4* w, in
 
     if (NORM) {
         if (warp < rows) {
-            float inv = warp_inverse_rms(x + (i64)warp * k, k, eps);
+            float inv = warp_inverse_rms((const float*)x + (i64)warp * k, k, eps);
             if (lane == 0) inverse[warp] = inv;
         }
         __syncthreads();
     }
     const int column = lane / 4, offset = (lane % 4) * 2;
     const bool active = column < rows;
-    const float* row = x + (i64)(active ? column : 0) * k + offset;
+    const i64 row_begin = (i64)(active ? column : 0) * k + offset;
+    const float* row = (const float*)x + row_begin;
+    const bf16_t* narrow = (const bf16_t*)x + row_begin;
     const float inv = NORM ? inverse[active ? column : 0] : 1.0f;
 
     float acc[NT][4];
@@ -111,6 +131,12 @@ __device__ __forceinline__ void gemm_few_body(const float* x, const uint4* w, in
 #pragma unroll
         for (int u = 0; u < UNROLL; u++) {
             float2 low = make_float2(0.0f, 0.0f), high = low;
+            if (!NORM && x_kept == KEPT_16) {
+                const bool live = active && kt + u < end;
+                b[u][0] = live ? *(const u32*)(narrow + (kt + u) * 16) : 0;
+                b[u][1] = live ? *(const u32*)(narrow + (kt + u) * 16 + 8) : 0;
+                continue;
+            }
             if (active && kt + u < end) {
                 low = *(const float2*)(row + (kt + u) * 16);
                 high = *(const float2*)(row + (kt + u) * 16 + 8);
@@ -123,8 +149,8 @@ __device__ __forceinline__ void gemm_few_body(const float* x, const uint4* w, in
                     high.y = normalized(high.y, inv, wh.y);
                 }
             }
-            b[u][0] = pack_bf16(low.x, low.y);
-            b[u][1] = pack_bf16(high.x, high.y);
+            b[u][0] = pack_pair<F16>(low.x, low.y);
+            b[u][1] = pack_pair<F16>(high.x, high.y);
         }
         uint4 next[UNROLL][NT];
 #pragma unroll
@@ -136,7 +162,7 @@ __device__ __forceinline__ void gemm_few_body(const float* x, const uint4* w, in
         for (int u = 0; u < UNROLL; u++)
             if (kt + u < end)
 #pragma unroll
-                for (int t = 0; t < NT; t++) mma_tile(acc[t], a[u][t], b[u][0], b[u][1]);
+                for (int t = 0; t < NT; t++) mma_tile<F16>(acc[t], a[u][t], b[u][0], b[u][1]);
 #pragma unroll
         for (int u = 0; u < UNROLL; u++)
 #pragma unroll
@@ -161,26 +187,31 @@ __device__ __forceinline__ void gemm_few_body(const float* x, const uint4* w, in
     const int i = threadIdx.x % 128, batch = i / 16;
     if (batch >= rows) return;
     if (GATED) {
-        if (threadIdx.x < 128) store_output(e, batch, BLOCK_X * 16 + i % 16, gate(total(0, i), total(NT - 1, i)));
+        if (threadIdx.x < 128) store_output<F16>(e, batch, BLOCK_X * 16 + i % 16, gate(total(0, i), total(NT - 1, i)));
     } else {
         for (int t = threadIdx.x / 128; t < NT; t += 2) {
             int output = (BLOCK_X * NT + t) * 16 + i % 16;
-            if (output < n) store_output(e, batch, output, total(t, i));
+            if (output < n) store_output<F16>(e, batch, output, total(t, i));
         }
     }
 }
 
-#define GEMM_FEW(NAME, NT, UNROLL, NORM, GATED)                                                                     \
+#define GEMM_FEW(NAME, NT, UNROLL, NORM, GATED, F16)                                                                \
     extern "C" __global__ void __launch_bounds__(256, 2)                                                            \
-        NAME(const float* x, const uint4* w, int n, int k, int rows, const float* norm_weight, float eps,           \
-             const float* bias, const float* scale, float* out, int activation, int accumulate) {                   \
-        Epilogue e = {bias, scale, out, GATED ? n / 2 : n, activation, accumulate};                                 \
-        gemm_few_body<NT, UNROLL, NORM, GATED>(x, w, n, k, rows, norm_weight, eps, e);                              \
+        NAME(const void* x, int x_kept, const uint4* w, int n, int k, int rows, const float* norm_weight,           \
+             float eps, const float* bias, const float* scale, void* out, int activation, int accumulate,           \
+             int out_kept) {                                                                                        \
+        Epilogue e = {bias, scale, out, GATED ? n / 2 : n, activation, accumulate, out_kept};                       \
+        gemm_few_body<NT, UNROLL, NORM, GATED, F16>(x, x_kept, w, n, k, rows, norm_weight, eps, e);                 \
     }
-GEMM_FEW(gemm_few, 1, 8, false, false)
-GEMM_FEW(gemm_few_norm, 1, 8, true, false)
-GEMM_FEW(gemm_few_gated, 2, 4, false, true)
-GEMM_FEW(gemm_few_gated_norm, 2, 4, true, true)
+GEMM_FEW(gemm_few_bf16, 1, 8, false, false, false)
+GEMM_FEW(gemm_few_norm_bf16, 1, 8, true, false, false)
+GEMM_FEW(gemm_few_gated_bf16, 2, 4, false, true, false)
+GEMM_FEW(gemm_few_gated_norm_bf16, 2, 4, true, true, false)
+GEMM_FEW(gemm_few_f16, 1, 8, false, false, true)
+GEMM_FEW(gemm_few_norm_f16, 1, 8, true, false, true)
+GEMM_FEW(gemm_few_gated_f16, 2, 4, false, true, true)
+GEMM_FEW(gemm_few_gated_norm_f16, 2, 4, true, true, true)
 
 // ---------------------------------------------------------------------------------------------------------------
 // More rows: a block of 8 warps makes 128 outputs (64 gates and their 64 ups when gated) for COLS batch rows; its
@@ -204,14 +235,58 @@ __device__ __forceinline__ void cluster_barrier() {
     asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
 
-__device__ __forceinline__ float cluster_load(const float* mine, int rank) {
+__device__ __forceinline__ float4 cluster_load(const float* mine, int rank) {
     u32 local = (u32)__cvta_generic_to_shared(mine), remote;
-    float v;
+    float4 v;
     asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(local), "r"(rank));
-    asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(v) : "r"(remote) : "memory");
+    asm volatile("ld.shared::cluster.v4.f32 {%0,%1,%2,%3}, [%4];"
+                 : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
+                 : "r"(remote)
+                 : "memory");
     return v;
 }
 #endif
+
+// Four neighbouring sums over all blocks of the cluster, as a balanced tree in the order of the blocks.
+template <int BLOCKS>
+__device__ __forceinline__ float4 block_sum(const float* p) {
+#if __CUDA_ARCH__ >= 900
+    if (BLOCKS > 1) {
+        float4 v[BLOCKS];
+#pragma unroll
+        for (int block = 0; block < BLOCKS; block++) {
+#ifdef SHUFFLE_BLOCKS
+            v[block] = cluster_load(p, BLOCKS - 1 - block);
+#else
+            v[block] = cluster_load(p, block);
+#endif
+        }
+#pragma unroll
+        for (int step = 1; step < BLOCKS; step *= 2)
+#pragma unroll
+            for (int block = 0; block < BLOCKS; block += 2 * step) {
+                const float4 a = v[block], b = v[block + step];
+                v[block] = make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w);
+            }
+        return v[0];
+    }
+#endif
+    return *(const float4*)p;
+}
+
+// 16 bytes from global to shared memory, in the background; with `bytes` 0: zeros.
+__device__ __forceinline__ void copy_async(void* to, const void* from, int bytes) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"((u32)__cvta_generic_to_shared(to)), "l"(from),
+                 "r"(bytes)
+                 : "memory");
+}
+
+__device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+template <int PENDING>
+__device__ __forceinline__ void wait_copies() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
+}
 
 // Where in the matrix the k tiles of a block's segments lie, chunk by chunk.
 struct Chunks {
@@ -238,8 +313,8 @@ struct Chunks {
     }
 };
 
-template <int COLS, int SPLIT>
-__device__ __forceinline__ void gemm_many_body(const void* x, int x_bf16, const uint4* w, int n, int k, int rows,
+template <int COLS, int SPLIT, bool F16>
+__device__ __forceinline__ void gemm_many_body(const void* x, int x_kept, const uint4* w, int n, int k, int rows,
                                                int gated, Epilogue e) {
 #if __CUDA_ARCH__ >= 900
     constexpr int BLOCKS = SPLIT;
@@ -248,137 +323,134 @@ __device__ __forceinline__ void gemm_many_body(const void* x, int x_bf16, const 
     constexpr int BLOCKS = 1;
     if (BLOCK_X % SPLIT != 0) return;
 #endif
-    constexpr int MINE = SEGMENTS / BLOCKS;
+    constexpr int MINE = SEGMENTS / BLOCKS, LEVELS = MINE == 8 ? 3 : MINE == 4 ? 2 : MINE == 2 ? 1 : 0;
     constexpr int TILES = COLS / 8;
-    constexpr int STAGED = COLS * PITCH;  // bf16 a buffer
+    constexpr int STAGES = LEVELS >= 2 ? 3 : 4;          // chunks on their way or in use
+    constexpr int STAGE_WEIGHTS = 8 * CHUNK_TILES * 32;  // uint4
+    constexpr int STAGE_INPUTS = COLS * PITCH;           // 16-bit
     extern __shared__ __align__(16) unsigned char dynamic_shared[];
-    bf16_t* staged = (bf16_t*)dynamic_shared;
-    float* partial = (float*)dynamic_shared;  // after the last product
+    uint4* const staged_weights = (uint4*)dynamic_shared;
+    bf16_t* const staged_inputs = (bf16_t*)(staged_weights + STAGES * STAGE_WEIGHTS);
+    float* const waiting = (float*)(staged_inputs + STAGES * STAGE_INPUTS) + threadIdx.x;
+    float* const partial = (float*)dynamic_shared;  // after the last product
 
-    const int part = BLOCK_X % SPLIT, block = BLOCK_X / SPLIT, first_row = BLOCK_Y * COLS;
+    const int part = BLOCKS == 1 ? 0 : BLOCK_X % SPLIT, block = BLOCK_X / SPLIT, first_row = BLOCK_Y * COLS;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int k_tiles = k / 16, n_tiles = (n + 15) / 16;
     int tile;
     if (gated) tile = warp < 4 ? block * 4 + warp : n_tiles / 2 + block * 4 + warp - 4;
     else tile = block * 8 + warp;
-    const uint4* tiles = w + ((i64)min(tile, n_tiles - 1) * k_tiles) * 32 + lane;
+    const uint4* const tiles = w + ((i64)min(tile, n_tiles - 1) * k_tiles) * 32 + lane;
 
-    Chunks load(k_tiles, (BLOCKS == 1 ? 0 : part) * MINE, MINE), use = load;
-    uint4 a[CHUNK_TILES];
+    // Weights of a warp's own 16 outputs: nobody else reads what a lane stages here but the lane itself.
+    auto stage_weights = [&](int stage, const Chunks& at) {
+        uint4* to = staged_weights + stage * STAGE_WEIGHTS + warp * CHUNK_TILES * 32 + lane;
 #pragma unroll
-    for (int i = 0; i < CHUNK_TILES; i++)
-        if (i < load.count()) a[i] = load_tile(tiles + (load.tile + i) * 32);
-
-    release_dependents();
-    dependency_wait();
-
-    // Each thread stages 8 consecutive k of a row at a time; past the last row: zeros.
-    constexpr int ITEMS = COLS * (CHUNK / 8);
-    constexpr int PER_THREAD = (ITEMS + 255) / 256;
-    uint4 fresh[PER_THREAD];
-    auto fetch = [&](const Chunks& at) {
+        for (int i = 0; i < CHUNK_TILES; i++)
+            if (i < at.count()) copy_async(to + i * 32, tiles + (at.tile + i) * 32, 16);
+    };
+    constexpr int ITEMS = COLS * (CHUNK / 8), PER_THREAD = (ITEMS + 255) / 256;
+    auto stage_inputs = [&](int stage, const Chunks& at) {
 #pragma unroll
         for (int j = 0; j < PER_THREAD; j++) {
-            int item = j * 256 + threadIdx.x, column = item / (CHUNK / 8), group = item % (CHUNK / 8);
-            fresh[j] = make_uint4(0, 0, 0, 0);
-            if (item >= ITEMS || first_row + column >= rows || group * 8 >= at.count() * 16) continue;
-            i64 element = (i64)(first_row + column) * k + at.tile * 16 + group * 8;
-            if (x_bf16) {
-                fresh[j] = *(const uint4*)((const bf16_t*)x + element);
+            const int item = j * 256 + threadIdx.x, column = item / (CHUNK / 8), group = item % (CHUNK / 8);
+            if (item >= ITEMS || group * 8 >= at.count() * 16) continue;
+            const bool live = first_row + column < rows;
+            const i64 element = (i64)(live ? first_row + column : 0) * k + at.tile * 16 + group * 8;
+            bf16_t* to = staged_inputs + stage * STAGE_INPUTS + column * PITCH + group * 8;
+            if (x_kept == KEPT_16) {
+                copy_async(to, (const bf16_t*)x + element, live ? 16 : 0);
             } else {
-                float4 low = *(const float4*)((const float*)x + element);
-                float4 high = *(const float4*)((const float*)x + element + 4);
-                fresh[j] = make_uint4(pack_bf16(low.x, low.y), pack_bf16(low.z, low.w), pack_bf16(high.x, high.y),
-                                      pack_bf16(high.z, high.w));
+                float4 low = {}, high = {};
+                if (live) {
+                    low = *(const float4*)((const float*)x + element);
+                    high = *(const float4*)((const float*)x + element + 4);
+                }
+                *(uint4*)to = make_uint4(pack_pair<F16>(low.x, low.y), pack_pair<F16>(low.z, low.w),
+                                         pack_pair<F16>(high.x, high.y), pack_pair<F16>(high.z, high.w));
             }
         }
     };
-    auto put = [&](int buffer) {
+
+    Chunks use(k_tiles, part * MINE, MINE), load = use;
+    {
+        Chunks ahead = use;
 #pragma unroll
-        for (int j = 0; j < PER_THREAD; j++) {
-            int item = j * 256 + threadIdx.x, column = item / (CHUNK / 8), group = item % (CHUNK / 8);
-            if (item < ITEMS) *(uint4*)(staged + buffer * STAGED + column * PITCH + group * 8) = fresh[j];
+        for (int s = 0; s < STAGES - 1; s++)
+            if (!ahead.done()) {
+                stage_weights(s, ahead);
+                ahead.advance();
+            }
+    }
+    release_dependents();
+    dependency_wait();
+#pragma unroll
+    for (int s = 0; s < STAGES - 1; s++) {
+        if (!load.done()) {
+            stage_inputs(s, load);
+            load.advance();
         }
-    };
+        commit_copies();
+    }
 
     float acc[TILES][4];
-    // Sums that wait for their sibling, one level of the tree behind the other: [level][element][thread].
-    float* sums = (float*)(staged + 2 * STAGED) + threadIdx.x;
     auto clear = [&]() {
 #pragma unroll
-        for (int t = 0; t < TILES; t++)
-#pragma unroll
-            for (int i = 0; i < 4; i++) acc[t][i] = 0.0f;
+        for (int i = 0; i < TILES * 4; i++) acc[i / 4][i % 4] = 0.0f;
     };
-    // The tree as a binary counter: a full level is added to what comes and carried on. `done` segments are in.
-    int done = 0;
-    auto carry = [&](int level) {
-        // Left operand first: it holds the lower segments.
-#pragma unroll
-        for (int i = 0; i < TILES * 4; i++)
-            acc[i / 4][i % 4] = sums[(level * TILES * 4 + i) * 256] + acc[i / 4][i % 4];
-    };
-    auto keep = [&](int level) {
-#pragma unroll
-        for (int i = 0; i < TILES * 4; i++) sums[(level * TILES * 4 + i) * 256] = acc[i / 4][i % 4];
-    };
-    auto close_segment = [&]() {
-        // After the last segment acc is the block's sum.
-        if (MINE > 1) {
+    // The tree of sums as a binary counter: a level that is taken is added to what comes, and carried on.
+    int closed = 0;
+    auto close_segments = [&](int until) {
+        for (; closed < until; closed++) {
             int level = 0;
-            while (done >> level & 1) carry(level++);
-            if (done + 1 < MINE) keep(level);
+            for (; level < LEVELS && (closed >> level & 1); level++)
+#pragma unroll
+                for (int i = 0; i < TILES * 4; i++)
+                    acc[i / 4][i % 4] = waiting[(level * TILES * 4 + i) * 256] + acc[i / 4][i % 4];
+            if (closed + 1 == MINE) continue;
+#pragma unroll
+            for (int i = 0; i < TILES * 4; i++) waiting[(level * TILES * 4 + i) * 256] = acc[i / 4][i % 4];
+            clear();
         }
-        done++;
-        if (done < MINE) clear();
     };
 
     clear();
-    int closed = (BLOCKS == 1 ? 0 : part) * MINE;  // segments before this one are in the sum
-    int buffer = 0;
-    if (!load.done()) {
-        fetch(load);
-        put(0);
-        load.advance();
-    }
-    __syncthreads();
+    int stage = 0;
     while (!use.done()) {
-        while (closed < use.segment) { close_segment(); closed++; }
-        uint4 next[CHUNK_TILES];
-        const bool more = !load.done();
-        if (more) {
-            fetch(load);
-#pragma unroll
-            for (int i = 0; i < CHUNK_TILES; i++)
-                if (i < load.count()) next[i] = load_tile(tiles + (load.tile + i) * 32);
+        close_segments(use.segment - part * MINE);
+        wait_copies<STAGES - 2>();
+        __syncthreads();
+        // The stage that everybody left before this barrier.
+        if (!load.done()) {
+            const int free_stage = stage == 0 ? STAGES - 1 : stage - 1;
+            stage_weights(free_stage, load);
+            stage_inputs(free_stage, load);
+            load.advance();
         }
-        const bf16_t* rows_base = staged + buffer * STAGED + ((lane / 16) * 8 + lane % 8) * PITCH + ((lane / 8) % 2) * 8;
+        commit_copies();
+        const uint4* a_base = staged_weights + stage * STAGE_WEIGHTS + warp * CHUNK_TILES * 32 + lane;
+        const bf16_t* b_base =
+            staged_inputs + stage * STAGE_INPUTS + ((lane / 16) * 8 + lane % 8) * PITCH + ((lane / 8) % 2) * 8;
+        const int count = use.count();
 #pragma unroll
         for (int i = 0; i < CHUNK_TILES; i++) {
-            if (i < use.count()) {
+            if (i < count) {
+                const uint4 a = a_base[i * 32];
 #pragma unroll
                 for (int t = 0; t < TILES; t += 2) {
                     u32 b[4];
-                    load_matrices(b, rows_base + t * 8 * PITCH + i * 16);
-                    mma_tile(acc[t], a[i], b[0], b[1]);
-                    mma_tile(acc[t + 1], a[i], b[2], b[3]);
+                    load_matrices(b, b_base + t * 8 * PITCH + i * 16);
+                    mma_tile<F16>(acc[t], a, b[0], b[1]);
+                    mma_tile<F16>(acc[t + 1], a, b[2], b[3]);
                 }
             }
         }
-        if (more) {
-            put(buffer ^ 1);
-            load.advance();
-#pragma unroll
-            for (int i = 0; i < CHUNK_TILES; i++) a[i] = next[i];
-        }
         use.advance();
-        buffer ^= 1;
-        __syncthreads();
+        stage = stage + 1 == STAGES ? 0 : stage + 1;
     }
-    const int all = ((BLOCKS == 1 ? 0 : part) + 1) * MINE;
-    while (closed < all) { close_segment(); closed++; }
-    // The partial sums lie where other threads may still read what waits for its sibling.
-    if (MINE > 1) __syncthreads();
+    close_segments(MINE);
+    wait_copies<0>();
+    __syncthreads();
 
     // [batch row][output]
 #pragma unroll
@@ -395,36 +467,22 @@ __device__ __forceinline__ void gemm_many_body(const void* x, int x_bf16, const 
 #else
     __syncthreads();
 #endif
-    auto total = [&](int i) {
-#if __CUDA_ARCH__ >= 900
-        if (BLOCKS > 1) {
-            float v[BLOCKS];
-#pragma unroll
-            for (int p = 0; p < BLOCKS; p++) {
-#ifdef SHUFFLE_BLOCKS
-                v[p] = cluster_load(partial + i, BLOCKS - 1 - p);
-#else
-                v[p] = cluster_load(partial + i, p);
-#endif
-            }
-#pragma unroll
-            for (int step = 1; step < BLOCKS; step *= 2)
-#pragma unroll
-                for (int p = 0; p < BLOCKS; p += 2 * step) v[p] = v[p] + v[p + step];
-            return v[0];
-        }
-#endif
-        return partial[i];
-    };
+    // Four outputs of a row at a time, each block of the cluster a part of the rows.
     constexpr int MY_COLS = COLS / BLOCKS;
-    const int first_column = (BLOCKS == 1 ? 0 : part) * MY_COLS;
-    const int width = gated ? BLOCK_OUTPUTS / 2 : BLOCK_OUTPUTS;
-    for (int j = threadIdx.x; j < MY_COLS * width; j += 256) {
-        int column = first_column + j / width, i = j % width, output = block * width + i;
+    const int first_column = part * MY_COLS;
+    const int width = gated ? BLOCK_OUTPUTS / 2 : BLOCK_OUTPUTS, quads = width / 4;
+    for (int j = threadIdx.x; j < MY_COLS * quads; j += 256) {
+        const int column = first_column + j / quads, i = j % quads * 4, output = block * width + i;
         if (first_row + column >= rows || output >= e.n) continue;
-        float v = total(column * PARTIAL_PITCH + i);
-        if (gated) v = gate(v, total(column * PARTIAL_PITCH + i + width));
-        store_output(e, first_row + column, output, v);
+        float4 v = block_sum<BLOCKS>(partial + column * PARTIAL_PITCH + i);
+        if (gated) {
+            const float4 up = block_sum<BLOCKS>(partial + column * PARTIAL_PITCH + i + width);
+            v = make_float4(gate(v.x, up.x), gate(v.y, up.y), gate(v.z, up.z), gate(v.w, up.w));
+        }
+        const float values[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+        for (int q = 0; q < 4; q++)
+            if (output + q < e.n) store_output<F16>(e, first_row + column, output + q, values[q]);
     }
 #if __CUDA_ARCH__ >= 900
     // Shared memory must live until the others have read it.
@@ -432,55 +490,76 @@ __device__ __forceinline__ void gemm_many_body(const void* x, int x_bf16, const 
 #endif
 }
 
-#define GEMM_MANY(COLS, SPLIT)                                                                                      \
-    extern "C" __global__ void __launch_bounds__(256, SPLIT == 1 ? 1 : 2)                                           \
-        gemm_many_##COLS##_##SPLIT(const void* x, int x_bf16, const uint4* w, int n, int k, int rows, int gated,    \
-                                   const float* bias, const float* scale, float* out, int activation,               \
-                                   int accumulate) {                                                                \
-        Epilogue e = {bias, scale, out, gated ? n / 2 : n, activation, accumulate};                                 \
-        gemm_many_body<COLS, SPLIT>(x, x_bf16, w, n, k, rows, gated, e);                                            \
+#define GEMM_MANY(COLS, SPLIT, TYPE, F16)                                                                           \
+    extern "C" __global__ void __launch_bounds__(256, 2)                                                            \
+        gemm_many_##COLS##_##SPLIT##_##TYPE(const void* x, int x_kept, const uint4* w, int n, int k, int rows,      \
+                                            int gated, const float* bias, const float* scale, void* out,            \
+                                            int activation, int accumulate, int out_kept) {                         \
+        Epilogue e = {bias, scale, out, gated ? n / 2 : n, activation, accumulate, out_kept};                       \
+        gemm_many_body<COLS, SPLIT, F16>(x, x_kept, w, n, k, rows, gated, e);                                       \
     }
-GEMM_MANY(16, 1)
-GEMM_MANY(16, 2)
-GEMM_MANY(16, 4)
-GEMM_MANY(16, 8)
-GEMM_MANY(32, 1)
-GEMM_MANY(32, 2)
-GEMM_MANY(32, 4)
-GEMM_MANY(32, 8)
-GEMM_MANY(64, 1)
-GEMM_MANY(64, 2)
-GEMM_MANY(64, 4)
-GEMM_MANY(64, 8)
+#define GEMM_MANY_TYPES(COLS, SPLIT) GEMM_MANY(COLS, SPLIT, bf16, false) GEMM_MANY(COLS, SPLIT, f16, true)
+GEMM_MANY_TYPES(16, 1)
+GEMM_MANY_TYPES(16, 4)
+GEMM_MANY_TYPES(16, 8)
+GEMM_MANY_TYPES(32, 1)
+GEMM_MANY_TYPES(32, 4)
+GEMM_MANY_TYPES(32, 8)
+GEMM_MANY_TYPES(64, 1)
+GEMM_MANY_TYPES(64, 4)
+GEMM_MANY_TYPES(64, 8)
 
-// RMS norm to bf16, a warp a row: the input of a product with many rows. The same values that gemm_few_norm makes.
-extern "C" __global__ void __launch_bounds__(256)
-    rms_norm_bf16(const float* x, const float* weight, float eps, bf16_t* out, int rows, int width) {
+// RMS norm to the type of the product behind it, a warp a row: the same values that gemm_few_norm makes.
+template <bool F16>
+__device__ __forceinline__ void rms_norm_narrow(const float* x, const float* weight, float eps, bf16_t* out, int rows,
+                                                int width) {
     release_dependents();
     dependency_wait();
     const int row = BLOCK_X * 8 + threadIdx.x / 32, lane = threadIdx.x % 32;
     if (row >= rows) return;
     const float* in = x + (i64)row * width;
     const float inv = warp_inverse_rms(in, width, eps);
-    for (int i = lane * 2; i < width; i += 64) {
-        float2 v = *(const float2*)(in + i), w = *(const float2*)(weight + i);
-        *(u32*)(out + (i64)row * width + i) =
-            pack_bf16(normalized(v.x, inv, w.x), normalized(v.y, inv, w.y));
+    for (int i = lane * 4; i < width; i += 128) {
+        float4 v = *(const float4*)(in + i), w = *(const float4*)(weight + i);
+        *(uint2*)(out + (i64)row * width + i) =
+            make_uint2(pack_pair<F16>(normalized(v.x, inv, w.x), normalized(v.y, inv, w.y)),
+                       pack_pair<F16>(normalized(v.z, inv, w.z), normalized(v.w, inv, w.w)));
     }
+}
+
+extern "C" __global__ void __launch_bounds__(256)
+    rms_norm_bf16(const float* x, const float* weight, float eps, bf16_t* out, int rows, int width) {
+    rms_norm_narrow<false>(x, weight, eps, out, rows, width);
+}
+
+extern "C" __global__ void __launch_bounds__(256)
+    rms_norm_f16(const float* x, const float* weight, float eps, bf16_t* out, int rows, int width) {
+    rms_norm_narrow<true>(x, weight, eps, out, rows, width);
 }
 
 // ---------------------------------------------------------------------------------------------------------------
 // Any shape, f32 or tiled bf16 weights: k ascending, one fused multiply-add each. The f32 mode, and odd shapes.
 
-__device__ __forceinline__ float tiled_weight(const bf16_t* w, int k_tiles, int n, int k) {
+enum { TYPE_F32 = 0, TYPE_BF16, TYPE_F16 };
+
+__device__ __forceinline__ float widened(int type, bf16_t x) {
+    return type == TYPE_F16 ? f16_to_float(x) : bf16_to_float(x);
+}
+
+__device__ __forceinline__ float rounded(int type, float x) {
+    if (type == TYPE_F32) return x;
+    return widened(type, (bf16_t)(type == TYPE_F16 ? pack_f16(x, 0.0f) : pack_bf16(x, 0.0f)));
+}
+
+__device__ __forceinline__ float tiled_weight(int type, const bf16_t* w, int k_tiles, int n, int k) {
     int r = n % 16, c = k % 16, lane = (r % 8) * 4 + (c % 8) / 2;
     int slot = (c / 8) * 4 + (r / 8) * 2 + c % 2;
-    return bf16_to_float(w[((i64)(n / 16) * k_tiles + k / 16) * 256 + lane * 8 + slot]);
+    return widened(type, w[((i64)(n / 16) * k_tiles + k / 16) * 256 + lane * 8 + slot]);
 }
 
 extern "C" __global__ void __launch_bounds__(256)
-    gemm_any(const float* x, const void* w, int w_bf16, int n, int k, int rows, const float* bias, const float* scale,
-             float* out, int activation, int accumulate) {
+    gemm_any(const void* x, int x_kept, const void* w, int w_type, int n, int k, int rows, const float* bias,
+             const float* scale, void* out, int activation, int accumulate, int out_kept) {
     constexpr int N = 64, R = 16, K = 32;
     __shared__ float weights[K][N + 1];
     __shared__ float inputs[R][K];
@@ -494,14 +573,18 @@ extern "C" __global__ void __launch_bounds__(256)
             int o = i / K, c = i % K;
             float v = 0.0f;
             if (n0 + o < n && k0 + c < k)
-                v = w_bf16 ? tiled_weight((const bf16_t*)w, k_tiles, n0 + o, k0 + c)
-                           : ((const float*)w)[(i64)(n0 + o) * k + k0 + c];
+                v = w_type != TYPE_F32 ? tiled_weight(w_type, (const bf16_t*)w, k_tiles, n0 + o, k0 + c)
+                                       : ((const float*)w)[(i64)(n0 + o) * k + k0 + c];
             weights[c][o] = v;
         }
         for (int i = threadIdx.x; i < R * K; i += 256) {
             int r = i / K, c = i % K;
-            float v = r0 + r < rows && k0 + c < k ? x[(i64)(r0 + r) * k + k0 + c] : 0.0f;
-            inputs[r][c] = w_bf16 ? low_bf16(pack_bf16(v, 0.0f)) : v;
+            float v = 0.0f;
+            if (r0 + r < rows && k0 + c < k) {
+                i64 at = (i64)(r0 + r) * k + k0 + c;
+                v = x_kept == KEPT_16 ? widened(w_type, ((const bf16_t*)x)[at]) : ((const float*)x)[at];
+            }
+            inputs[r][c] = rounded(w_type, v);
         }
         __syncthreads();
         const int count = min(K, k - k0);
@@ -512,12 +595,14 @@ extern "C" __global__ void __launch_bounds__(256)
         }
         __syncthreads();
     }
-    Epilogue e = {bias, scale, out, n, activation, accumulate};
+    Epilogue e = {bias, scale, out, n, activation, accumulate, out_kept};
     if (n0 + column >= n) return;
 #pragma unroll
     for (int j = 0; j < 4; j++) {
         int row = r0 + quarter * 4 + j;
-        if (row < rows) store_output(e, row, n0 + column, acc[j]);
+        if (row >= rows) continue;
+        if (w_type == TYPE_F16) store_output<true>(e, row, n0 + column, acc[j]);
+        else store_output<false>(e, row, n0 + column, acc[j]);
     }
 }
 
@@ -526,7 +611,8 @@ extern "C" __global__ void __launch_bounds__(256)
 
 // Tiles of 16x16 in fragment order, n and k padded with zeros: lane l of tile (nt, kt) owns 8 consecutive
 // elements: rows l/4 and l/4+8, columns 2(l%4), +1, and those 8 further, as mma.m16n8k16 wants its A operand.
-extern "C" __global__ void pack_bf16(const void* src, int src_f32, int n, int k, bf16_t* dst) {
+template <bool F16>
+__device__ __forceinline__ void pack_tiles(const void* src, int src_f32, int n, int k, bf16_t* dst) {
     dependency_wait();
     const int k_tiles = (k + 15) / 16, n_tiles = (n + 15) / 16;
     const i64 i = (i64)BLOCK_X * 256 + threadIdx.x;
@@ -538,9 +624,18 @@ extern "C" __global__ void pack_bf16(const void* src, int src_f32, int n, int k,
     bf16_t v = 0;
     if (row < n && column < k) {
         i64 from = (i64)row * k + column;
-        v = src_f32 ? (bf16_t)pack_bf16(((const float*)src)[from], 0.0f) : ((const bf16_t*)src)[from];
+        v = src_f32 ? (bf16_t)pack_pair<F16>(((const float*)src)[from], 0.0f) : ((const bf16_t*)src)[from];
     }
     dst[i] = v;
+}
+
+extern "C" __global__ void pack_bf16(const void* src, int src_f32, int n, int k, bf16_t* dst) {
+    pack_tiles<false>(src, src_f32, n, k, dst);
+}
+
+// From f32 alone.
+extern "C" __global__ void pack_f16(const void* src, int src_f32, int n, int k, bf16_t* dst) {
+    pack_tiles<true>(src, src_f32, n, k, dst);
 }
 
 extern "C" __global__ void pack_f32(const void* src, int src_bf16, int n, int k, float* dst) {

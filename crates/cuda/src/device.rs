@@ -38,6 +38,9 @@ pub enum Precision {
     F32,
 }
 
+/// What f32 weights become at reduced precision: f16 has three more bits than bf16 and range enough for them.
+pub(crate) const F32_WEIGHTS: DType = DType::Bf16;
+
 /// How to open a CUDA device.
 #[derive(Debug, Clone, Default)]
 pub struct CudaConfig {
@@ -190,6 +193,10 @@ impl Device for CudaDevice {
         Ok(view.buffer)
     }
 
+    fn activation_dtype(&self, weights: &Matrix) -> DType {
+        weights.packed.dtype()
+    }
+
     fn pack_matrix(&self, spec: MatrixSpec<'_>) -> Result<Matrix> {
         if let Some(problem) = matrix_problem(&spec) {
             return Err(DeviceError::BadOperation {
@@ -197,9 +204,10 @@ impl Device for CudaDevice {
                 problem: format!("{}: {problem}", spec.name),
             });
         }
-        let to = match self.precision {
-            Precision::Bf16 => DType::Bf16,
-            Precision::F32 => DType::F32,
+        let to = match (self.precision, spec.dtype) {
+            (Precision::F32, _) => DType::F32,
+            (Precision::Bf16, DType::F32) => F32_WEIGHTS,
+            (Precision::Bf16, _) => DType::Bf16,
         };
         let packed = self.alloc(BufferSpec {
             name: spec.name.to_owned(),

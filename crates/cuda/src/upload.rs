@@ -143,10 +143,10 @@ impl Drop for Pieces {
 /// Rows and columns of a tile of bf16 weights.
 const TILE: usize = 16;
 
-/// Elements of a packed `[n, k]` matrix: bf16 in tiles of 16 by 16, padded with zeros; f32 row-major.
+/// Elements of a packed `[n, k]` matrix: 16-bit types in tiles of 16 by 16, padded with zeros; f32 row-major.
 pub(crate) fn packed_len(n: usize, k: usize, to: DType) -> usize {
-    match to {
-        DType::Bf16 => n.next_multiple_of(TILE) * k.next_multiple_of(TILE),
+    match to.size() {
+        2 => n.next_multiple_of(TILE) * k.next_multiple_of(TILE),
         _ => n * k,
     }
 }
@@ -163,9 +163,10 @@ pub(crate) struct Packing<'a> {
 
 impl Packing<'_> {
     /// Packs `rows` rows from `src` to `dst`: one thread for each element of the result.
-    fn launch(&self, rows: usize, src: u64, dst: u64) -> Launch {
+    pub(crate) fn launch(&self, rows: usize, src: u64, dst: u64) -> Launch {
         let (kernel, converts) = match self.to {
             DType::Bf16 => ("pack_bf16", self.from == DType::F32),
+            DType::F16 => ("pack_f16", true),
             _ => ("pack_f32", self.from == DType::Bf16),
         };
         let blocks = packed_len(rows, self.k, self.to).div_ceil(256);

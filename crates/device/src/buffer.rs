@@ -11,6 +11,9 @@ pub enum DType {
     F32,
     /// bfloat16: weights only on the CPU device.
     Bf16,
+    /// IEEE half precision: what a device of reduced precision makes of f32 weights, and what goes into their
+    /// products. The CPU device has no use for it.
+    F16,
     /// 32-bit signed integer: ids, positions, slots.
     I32,
     /// 32-bit word with no arithmetic meaning: bit sets, [`crate::op::SampleRow`] records.
@@ -22,7 +25,7 @@ impl DType {
     pub const fn size(self) -> usize {
         match self {
             DType::F32 | DType::I32 | DType::U32 => 4,
-            DType::Bf16 => 2,
+            DType::Bf16 | DType::F16 => 2,
         }
     }
 }
@@ -211,8 +214,8 @@ pub struct MatrixSpec<'a> {
     pub n: usize,
     /// Input features.
     pub k: usize,
-    /// `F32` or `Bf16`. The CPU device keeps it. A device of reduced precision narrows f32 to bf16, to nearest
-    /// even, unless it was opened in its f32 mode, which widens bf16 and keeps f32 as it is.
+    /// `F32` or `Bf16`. The CPU device keeps it. A device of reduced precision keeps bf16 and
+    /// narrows f32 to f16, to nearest even, unless it was opened in its f32 mode, which widens bf16 and keeps f32.
     pub dtype: DType,
     /// Row-major little-endian `[n, k]`.
     pub data: &'a [u8],

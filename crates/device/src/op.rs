@@ -49,7 +49,7 @@ pub enum Activation {
 /// no bias, activation, scale or accumulation. Norm and gate are here because a device may fold them into the product.
 #[derive(Debug, Clone)]
 pub struct Gemm {
-    /// Input `[rows, k]`.
+    /// Input `[rows, k]`; F32, or [`crate::Device::activation_dtype`].
     pub x: View,
     /// RMS norm of each input row first.
     pub norm: Option<InputNorm>,
@@ -67,7 +67,7 @@ pub struct Gemm {
     pub accumulate: bool,
     /// The first half of the outputs gates the second; a scratch of `[rows, n]`, of no use afterwards.
     pub gated: Option<View>,
-    /// Output `[rows, n]`, or `[rows, n / 2]` when gated.
+    /// Output `[rows, n]`, or `[rows, n / 2]` when gated; F32, or the `activation_dtype` of the product behind.
     pub out: View,
 }
 

@@ -5,7 +5,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::{Buffer, BufferSpec, Matrix, MatrixSpec, Op, Result, View};
+use crate::{Buffer, BufferSpec, DType, Matrix, MatrixSpec, Op, Result, View};
 
 /// Scheduling priority of a stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
@@ -64,6 +64,14 @@ pub trait Device: Send + Sync + fmt::Debug {
 
     /// Pack a weight matrix for [`crate::op::Gemm`] and [`crate::op::Conv`].
     fn pack_matrix(&self, spec: MatrixSpec<'_>) -> Result<Matrix>;
+
+    /// How to keep what goes into a product with `weights` and nowhere else: the output of an attention, of a gated
+    /// product. F32, unless the device rounds the inputs of its products anyway: then rounding them a step
+    /// earlier changes no bit and moves half the bytes.
+    fn activation_dtype(&self, weights: &Matrix) -> DType {
+        let _ = weights;
+        DType::F32
+    }
 
     /// Make a stream. Its thread or queue ends when the last handle is dropped.
     fn create_stream(&self, config: StreamConfig) -> Result<Arc<dyn Stream>>;

@@ -31,6 +31,15 @@ pub(crate) fn rounded(x: f32) -> f32 {
     f32::from_bits(u32::from(to_bf16(x)) << 16)
 }
 
+/// `x` as a 16-bit type holds it; F32 as it is.
+pub(crate) fn narrowed(x: f32, to: DType) -> f32 {
+    match to {
+        DType::Bf16 => rounded(x),
+        DType::F16 => half::f16::from_f32(x.clamp(-65504.0, 65504.0)).to_f32(),
+        _ => x,
+    }
+}
+
 impl Data {
     pub(crate) fn new(dtype: DType, bytes: Vec<u8>) -> Self {
         Self {
@@ -51,11 +60,15 @@ impl Data {
         Self::new(DType::U32, bytemuck::cast_slice(values).to_vec())
     }
 
-    /// `values` as `dtype`: `F32`, or `Bf16` rounded.
+    /// `values` as `dtype`: `F32`, or rounded.
     pub(crate) fn real(values: &[f32], dtype: DType) -> Self {
         match dtype {
             DType::Bf16 => {
                 let halves: Vec<u16> = values.iter().map(|x| to_bf16(*x)).collect();
+                Self::new(dtype, bytemuck::cast_slice(&halves).to_vec())
+            }
+            DType::F16 => {
+                let halves: Vec<u16> = values.iter().map(|x| half::f16::from_f32(*x).to_bits()).collect();
                 Self::new(dtype, bytemuck::cast_slice(&halves).to_vec())
             }
             _ => Self::floats(values),
@@ -64,7 +77,8 @@ impl Data {
 
     pub(crate) fn poison(dtype: DType, len: usize) -> Self {
         let bytes = match dtype {
-            DType::Bf16 => bytemuck::cast_slice(&vec![POISON_BF16; len]).to_vec(),
+            // A NaN as f16 too.
+            DType::Bf16 | DType::F16 => bytemuck::cast_slice(&vec![POISON_BF16; len]).to_vec(),
             DType::F32 => bytemuck::cast_slice(&vec![POISON_F32; len]).to_vec(),
             DType::I32 | DType::U32 => bytemuck::cast_slice(&vec![POISON_WORD; len]).to_vec(),
         };
@@ -90,6 +104,7 @@ impl Data {
     pub(crate) fn float(&self, i: usize) -> f32 {
         match self.dtype {
             DType::Bf16 => f32::from_bits(self.bits(i) << 16),
+            DType::F16 => half::f16::from_bits(self.bits(i) as u16).to_f32(),
             _ => f32::from_bits(self.bits(i)),
         }
     }

@@ -99,11 +99,20 @@ impl Context {
         self.products == Products::Bf16
     }
 
+    /// What a device of reduced precision makes of weights that are given as `dtype`, and of their inputs.
+    pub(crate) fn narrow(&self, dtype: DType) -> DType {
+        match (self.products, dtype) {
+            (Products::Bf16, DType::F32) => crate::device::F32_WEIGHTS,
+            (Products::Bf16, _) => DType::Bf16,
+            _ => DType::F32,
+        }
+    }
+
     /// Types that the weights of the released models' shapes are given in: another only costs time.
     pub(crate) fn given(&self) -> &'static [DType] {
         match self.products {
             Products::AsGiven => &[DType::F32, DType::Bf16],
-            Products::Bf16 => &[DType::Bf16],
+            Products::Bf16 => &[DType::Bf16, DType::F32],
             Products::F32 => &[DType::F32],
         }
     }

@@ -4,7 +4,7 @@
 //! spread over a cluster. Both add the segments in the same order, so the number of rows, which picks the
 //! kernel here, changes no bit.
 
-use laneway_device::{DType, op};
+use laneway_device::{DType, View, op};
 
 use super::Target;
 use super::rows::silu_mul;
@@ -23,21 +23,29 @@ pub(super) fn gemm(op: &op::Gemm, target: Target, out: &mut Vec<Launch>) {
     }
     let (n, k) = (op.w.n, op.w.k);
     let whole_tiles = k.is_multiple_of(16) && (op.gated.is_none() || n.is_multiple_of(32));
-    if op.w.packed.dtype() != DType::Bf16 || !whole_tiles {
+    let narrow = match op.w.packed.dtype() {
+        DType::Bf16 => Narrow::Bf16,
+        DType::F16 => Narrow::F16,
+        _ => return in_parts(op, out),
+    };
+    if !whole_tiles {
         return in_parts(op, out);
     }
     if op.rows <= FEW_ROWS {
-        return out.push(few(op));
+        return out.push(few(op, narrow));
     }
     // A whole block's worth of gates must be followed by whole blocks.
     if op.gated.is_some() && !n.is_multiple_of(BLOCK_OUTPUTS) {
-        return few_at_a_time(op, out);
+        return few_at_a_time(op, narrow, out);
     }
-    let mut x = (op.x.clone(), false);
+    let mut x = (op.x.clone(), kept(&op.x));
     if let Some(norm) = &op.norm {
-        // The scratch has room for f32; bf16 takes half of it.
+        // The scratch has room for f32; 16 bits take half of it.
         out.push(Launch {
-            kernel: "rms_norm_bf16",
+            kernel: match narrow {
+                Narrow::Bf16 => "rms_norm_bf16",
+                Narrow::F16 => "rms_norm_f16",
+            },
             grid: [op.rows.div_ceil(8) as u32, 1, 1],
             block: THREADS,
             shared: 0,
@@ -50,7 +58,7 @@ pub(super) fn gemm(op: &op::Gemm, target: Target, out: &mut Vec<Launch>) {
                 .int(op.rows)
                 .int(k),
         });
-        x = (norm.scratch.clone(), true);
+        x = (norm.scratch.clone(), KEPT_16);
     }
     // Without clusters to spread the levels of sums over, the widest tile is too much for some devices.
     let fits = |columns| many_shared(columns, 1) as usize <= target.shared_memory().1;
@@ -65,14 +73,14 @@ pub(super) fn gemm(op: &op::Gemm, target: Target, out: &mut Vec<Launch>) {
         _ => 1,
     };
     out.push(Launch {
-        kernel: many_kernel(columns, split),
+        kernel: many_kernel(columns, split, narrow),
         grid: [(blocks * split) as u32, row_blocks as u32, 1],
         block: THREADS,
         shared: many_shared(columns, split),
         cluster: split as u32,
         args: Args::new()
             .view(&x.0)
-            .int(usize::from(x.1))
+            .int(x.1)
             .view(&op.w.packed.view())
             .int(n)
             .int(k)
@@ -82,19 +90,44 @@ pub(super) fn gemm(op: &op::Gemm, target: Target, out: &mut Vec<Launch>) {
             .optional(op.scale.as_ref())
             .view(&op.out)
             .int(op.activation as usize)
-            .int(usize::from(op.accumulate)),
+            .int(usize::from(op.accumulate))
+            .int(kept(&op.out)),
     });
 }
 
+/// The 16-bit type of a matrix, and so of its products' inputs.
+#[derive(Debug, Clone, Copy)]
+enum Narrow {
+    Bf16,
+    F16,
+}
+
+/// As the kernels number how a view is kept.
+const KEPT_F32: usize = 0;
+const KEPT_16: usize = 1;
+
+fn kept(view: &View) -> usize {
+    match view.buffer.dtype() {
+        DType::Bf16 | DType::F16 => KEPT_16,
+        _ => KEPT_F32,
+    }
+}
+
 /// At most eight rows, norm and gate folded in.
-fn few(op: &op::Gemm) -> Launch {
+fn few(op: &op::Gemm, narrow: Narrow) -> Launch {
     let tiles = op.w.n.div_ceil(16);
-    let (kernel, blocks) = match (op.gated.is_some(), op.norm.is_some()) {
-        (false, false) => ("gemm_few", tiles),
-        (false, true) => ("gemm_few_norm", tiles),
-        (true, false) => ("gemm_few_gated", tiles / 2),
-        (true, true) => ("gemm_few_gated_norm", tiles / 2),
+    let (gated, norm) = (op.gated.is_some(), op.norm.is_some());
+    let kernel = match (gated, norm, narrow) {
+        (false, false, Narrow::Bf16) => "gemm_few_bf16",
+        (false, true, Narrow::Bf16) => "gemm_few_norm_bf16",
+        (true, false, Narrow::Bf16) => "gemm_few_gated_bf16",
+        (true, true, Narrow::Bf16) => "gemm_few_gated_norm_bf16",
+        (false, false, Narrow::F16) => "gemm_few_f16",
+        (false, true, Narrow::F16) => "gemm_few_norm_f16",
+        (true, false, Narrow::F16) => "gemm_few_gated_f16",
+        (true, true, Narrow::F16) => "gemm_few_gated_norm_f16",
     };
+    let blocks = if gated { tiles / 2 } else { tiles };
     Launch {
         kernel,
         grid: [blocks as u32, 1, 1],
@@ -103,6 +136,7 @@ fn few(op: &op::Gemm) -> Launch {
         cluster: 1,
         args: Args::new()
             .view(&op.x)
+            .int(kept(&op.x))
             .view(&op.w.packed.view())
             .int(op.w.n)
             .int(op.w.k)
@@ -113,21 +147,23 @@ fn few(op: &op::Gemm) -> Launch {
             .optional(op.scale.as_ref())
             .view(&op.out)
             .int(op.activation as usize)
-            .int(usize::from(op.accumulate)),
+            .int(usize::from(op.accumulate))
+            .int(kept(&op.out)),
     }
 }
 
 /// Eight rows a launch: shapes that only small test models have.
-fn few_at_a_time(op: &op::Gemm, out: &mut Vec<Launch>) {
+fn few_at_a_time(op: &op::Gemm, narrow: Narrow, out: &mut Vec<Launch>) {
     let (k, width) = (op.w.k, op.out_width());
     for first in (0..op.rows).step_by(FEW_ROWS) {
         let rows = FEW_ROWS.min(op.rows - first);
-        out.push(few(&op::Gemm {
+        let part = op::Gemm {
             x: op.x.slice(first * k, rows * k),
             rows,
             out: op.out.slice(first * width, rows * width),
             ..op.clone()
-        }));
+        };
+        out.push(few(&part, narrow));
     }
 }
 
@@ -158,8 +194,13 @@ fn in_parts(op: &op::Gemm, out: &mut Vec<Launch>) {
         cluster: 1,
         args: Args::new()
             .view(&x)
+            .int(kept(&x))
             .view(&op.w.packed.view())
-            .int(usize::from(op.w.packed.dtype() == DType::Bf16))
+            .int(match op.w.packed.dtype() {
+                DType::Bf16 => 1,
+                DType::F16 => 2,
+                _ => 0,
+            })
             .int(n)
             .int(k)
             .int(op.rows)
@@ -167,7 +208,8 @@ fn in_parts(op: &op::Gemm, out: &mut Vec<Launch>) {
             .optional(op.scale.as_ref())
             .view(product)
             .int(op.activation as usize)
-            .int(usize::from(op.accumulate)),
+            .int(usize::from(op.accumulate))
+            .int(kept(product)),
     });
     if let Some(scratch) = &op.gated {
         silu_mul(
@@ -182,37 +224,49 @@ fn in_parts(op: &op::Gemm, out: &mut Vec<Launch>) {
     }
 }
 
-/// Blocks of a cluster that share the eight segments: as many as the device has room for, two blocks to
-/// a multiprocessor.
+/// Blocks of a cluster that share the eight segments: four, or eight where four leave multiprocessors idle.
 fn split(blocks: usize, sms: u32) -> usize {
-    [8, 4, 2]
-        .into_iter()
-        .find(|split| blocks * split <= 2 * sms as usize)
-        .unwrap_or(1)
+    if 10 * blocks * 4 >= 9 * sms as usize { 4 } else { 8 }
 }
 
-fn many_kernel(columns: usize, split: usize) -> &'static str {
-    match (columns, split) {
-        (16, 1) => "gemm_many_16_1",
-        (16, 2) => "gemm_many_16_2",
-        (16, 4) => "gemm_many_16_4",
-        (16, _) => "gemm_many_16_8",
-        (32, 1) => "gemm_many_32_1",
-        (32, 2) => "gemm_many_32_2",
-        (32, 4) => "gemm_many_32_4",
-        (32, _) => "gemm_many_32_8",
-        (_, 1) => "gemm_many_64_1",
-        (_, 2) => "gemm_many_64_2",
-        (_, 4) => "gemm_many_64_4",
-        (_, _) => "gemm_many_64_8",
-    }
+fn many_kernel(columns: usize, split: usize, narrow: Narrow) -> &'static str {
+    /// By split: 1, 4, 8.
+    type Splits = [&'static str; 3];
+    const BF16: [Splits; 3] = [
+        [
+            "gemm_many_16_1_bf16",
+            "gemm_many_16_4_bf16",
+            "gemm_many_16_8_bf16",
+        ],
+        [
+            "gemm_many_32_1_bf16",
+            "gemm_many_32_4_bf16",
+            "gemm_many_32_8_bf16",
+        ],
+        [
+            "gemm_many_64_1_bf16",
+            "gemm_many_64_4_bf16",
+            "gemm_many_64_8_bf16",
+        ],
+    ];
+    const F16: [Splits; 3] = [
+        ["gemm_many_16_1_f16", "gemm_many_16_4_f16", "gemm_many_16_8_f16"],
+        ["gemm_many_32_1_f16", "gemm_many_32_4_f16", "gemm_many_32_8_f16"],
+        ["gemm_many_64_1_f16", "gemm_many_64_4_f16", "gemm_many_64_8_f16"],
+    ];
+    let kernels = match narrow {
+        Narrow::Bf16 => &BF16,
+        Narrow::F16 => &F16,
+    };
+    kernels[(columns / 32).min(2)][split / 4]
 }
 
-/// Two staged chunks of `[columns, 64 + 8]` bf16 with the levels of a block's tree of sums behind them, or, at the
-/// end, the block's sums `[columns, 128 + 4]` f32.
+/// Staged chunks of `[8 warps, 4 tiles, 512 bytes]` weights and `[columns, 64 + 8]` inputs with the waiting levels of a
+/// block's tree of sums behind them, or, at the end, the block's sums `[columns, 128 + 4]` f32.
 fn many_shared(columns: usize, split: usize) -> u32 {
     let levels = (8 / split).ilog2() as usize;
-    let (staged, level) = (2 * columns * 72 * 2, columns * BLOCK_OUTPUTS * 4);
+    let stages = if levels < 2 { 4 } else { 3 };
+    let (stage, level) = (8 * 4 * 512 + columns * 72 * 2, columns * BLOCK_OUTPUTS * 4);
     let sums = columns * (BLOCK_OUTPUTS + 4) * 4;
-    (staged + levels * level).max(sums) as u32
+    (stages * stage + levels * level).max(sums) as u32
 }

@@ -18,7 +18,7 @@ use crate::kernels::launch_problem;
 use crate::launch::Launch;
 use crate::lower::{self, Target};
 use crate::memory::CudaStorage;
-use crate::upload::packed_len;
+use crate::upload::{Packing, packed_len};
 
 /// What was launched.
 #[derive(Debug, Default)]
@@ -78,11 +78,15 @@ impl Shared {
             seen.problems.insert(format!("{}: lowering panics", op.name()));
         }
         for launch in &launches {
-            seen.kernels.insert(launch.kernel);
-            if let Some(problem) = self.problem(launch) {
-                seen.problems
-                    .insert(format!("{}: {}: {problem}", op.name(), launch.kernel));
-            }
+            self.hold(op.name(), launch, &mut seen);
+        }
+    }
+
+    fn hold(&self, what: &str, launch: &Launch, seen: &mut Seen) {
+        seen.kernels.insert(launch.kernel);
+        if let Some(problem) = self.problem(launch) {
+            seen.problems
+                .insert(format!("{what}: {}: {problem}", launch.kernel));
         }
     }
 
@@ -143,6 +147,17 @@ impl Device for FakeDevice {
             len: packed_len(spec.n, spec.k, self.weights),
             place: Place::Device,
         })?;
+        if (spec.dtype, self.weights) != (DType::F32, DType::F32) {
+            let packing = Packing {
+                k: spec.k,
+                from: spec.dtype,
+                to: self.weights,
+                data: spec.data,
+            };
+            let launch = packing.launch(spec.n, 0, crate::memory::base(&packed));
+            self.shared
+                .hold("pack_matrix", &launch, &mut self.shared.seen.lock());
+        }
         Ok(Matrix {
             packed,
             n: spec.n,

@@ -12,7 +12,8 @@ pub(super) enum Elements {
     F32,
     I32,
     U32,
-    /// `F32` or `Bf16`: embedding tables, caches and carried state.
+    /// `F32`, `Bf16` or `F16`: embedding tables, caches, carried state, and what goes into a product and nowhere
+    /// else (see [`crate::Device::activation_dtype`]).
     Floats,
     /// Any 4-byte type: moved, never computed with.
     Words,
@@ -26,7 +27,7 @@ impl Elements {
             Elements::F32 => dtype == DType::F32,
             Elements::I32 => dtype == DType::I32,
             Elements::U32 => dtype == DType::U32,
-            Elements::Floats => matches!(dtype, DType::F32 | DType::Bf16),
+            Elements::Floats => matches!(dtype, DType::F32 | DType::Bf16 | DType::F16),
             Elements::Words => dtype.size() == 4,
             Elements::Any => true,
         }
@@ -196,7 +197,7 @@ impl Op {
         let mut all = List(Vec::with_capacity(16));
         match self {
             Op::Gemm(op) => {
-                all.read("x", &op.x, op.rows * op.w.k, F32);
+                all.read("x", &op.x, op.rows * op.w.k, Floats);
                 all.weight(&op.w.packed);
                 all.optional("bias", &op.bias, op.w.n);
                 all.optional("scale", &op.scale, op.w.n);
@@ -207,7 +208,7 @@ impl Op {
                 if let Some(scratch) = &op.gated {
                     all.write("gated", scratch, op.rows * op.w.n, F32);
                 }
-                all.write("out", &op.out, op.rows * op.out_width(), F32);
+                all.write("out", &op.out, op.rows * op.out_width(), Floats);
             }
             Op::RmsNorm(op) => {
                 all.read("x", &op.x, op.rows * op.width, F32).in_place();
@@ -248,12 +249,12 @@ impl Op {
                 all.read("sequences", &op.sequences, op.rows, I32);
                 all.read("positions", &op.positions, op.rows, I32);
                 all.cache(&op.cache, Read);
-                all.write("out", &op.out, len, F32);
+                all.write("out", &op.out, len, Floats);
             }
             Op::DecodeAttention(op) => {
                 let len = op.qkv.rows * op.qkv.heads * op.qkv.cache.head_dim;
                 all.qkv_rope(&op.qkv);
-                all.write("out", &op.out, len, F32);
+                all.write("out", &op.out, len, Floats);
             }
             Op::Sample(op) => {
                 all.read("logits", &op.logits, op.rows * op.vocab, F32);

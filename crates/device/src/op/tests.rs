@@ -32,7 +32,7 @@ impl Make {
                     dtype if self.wrong != Wrong::Type(n) => dtype,
                     DType::F32 => DType::I32,
                     DType::U32 => DType::F32,
-                    DType::I32 | DType::Bf16 => DType::Bf16,
+                    DType::I32 | DType::Bf16 | DType::F16 => DType::Bf16,
                 },
                 len: len - usize::from(self.wrong == Wrong::Length(n)),
                 place: Place::Device,

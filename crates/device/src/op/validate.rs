@@ -2,7 +2,7 @@
 
 use super::operands::{Elements, Operand};
 use super::{Activation, Gemm, KvCache, Op, StateSlice};
-use crate::{DeviceError, Result, TouchKind};
+use crate::{DType, DeviceError, Result, TouchKind, View};
 
 impl Op {
     /// Check lengths, element types and overlaps of the operands against the shape that the operation names.
@@ -33,7 +33,7 @@ impl Op {
             Op::DecodeAttention(op) => {
                 cache_problem(&op.qkv.cache, op.qkv.heads).or_else(|| window_problem(op.window))
             }
-            Op::Gemm(op) => gate_problem(op),
+            Op::Gemm(op) => product_problem(op),
             Op::RopeTable(op) => odd_head(op.head_dim),
             Op::Embed(op) => {
                 let groups = op.tables.len();
@@ -108,7 +108,14 @@ fn window_problem(window: Option<usize>) -> Option<String> {
     (window == Some(0)).then(|| "window 0 lets a row see no key, not even its own".to_owned())
 }
 
-fn gate_problem(op: &Gemm) -> Option<String> {
+fn product_problem(op: &Gemm) -> Option<String> {
+    let narrow = |view: &View| view.buffer.dtype() != DType::F32;
+    if narrow(&op.x) && op.norm.is_some() {
+        return Some(format!("x {:?} is normed first: it must be F32", op.x));
+    }
+    if narrow(&op.out) && op.accumulate {
+        return Some(format!("out {:?} is added to: it must be F32", op.out));
+    }
     op.gated.as_ref()?;
     if !op.w.n.is_multiple_of(2) {
         return Some(format!("{} outputs have no half that gates the other", op.w.n));
@@ -187,7 +194,7 @@ fn operand_problem(operand: &Operand<'_>) -> Option<String> {
                 Elements::F32 => "F32",
                 Elements::I32 => "I32",
                 Elements::U32 => "U32",
-                Elements::Floats => "F32 or Bf16",
+                Elements::Floats => "F32, Bf16 or F16",
                 Elements::Words | Elements::Any => "a 4-byte type",
             }
         ));

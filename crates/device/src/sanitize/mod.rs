@@ -39,8 +39,8 @@ use clock::Clock;
 use state::State;
 
 use crate::{
-    Buffer, BufferSpec, Device, DeviceError, DeviceFacts, Event, EventImpl, Graph, Matrix, MatrixSpec, Op,
-    Result, Stream, StreamConfig, TouchKind, Touches, View,
+    Buffer, BufferSpec, DType, Device, DeviceError, DeviceFacts, Event, EventImpl, Graph, Matrix, MatrixSpec,
+    Op, Result, Stream, StreamConfig, TouchKind, Touches, View,
 };
 
 /// Environment variable that turns the sanitizer on: `1`.
@@ -145,6 +145,10 @@ impl Device for SanitizedDevice {
 
     fn pack_matrix(&self, spec: MatrixSpec<'_>) -> Result<Matrix> {
         self.inner.pack_matrix(spec)
+    }
+
+    fn activation_dtype(&self, weights: &Matrix) -> DType {
+        self.inner.activation_dtype(weights)
     }
 
     fn create_stream(&self, config: StreamConfig) -> Result<Arc<dyn Stream>> {

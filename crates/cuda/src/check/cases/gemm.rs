@@ -5,7 +5,7 @@ use laneway_device::{DType, Op};
 
 use super::{Case, Work, small};
 use crate::check::Context;
-use crate::check::data::{Data, Measure, rounded};
+use crate::check::data::{Data, Measure, narrowed};
 use crate::check::experiment::Experiment;
 use crate::check::random::Random;
 
@@ -32,6 +32,8 @@ struct Shape {
     scale: bool,
     accumulate: bool,
     activation: Activation,
+    /// The input comes in the type that products take it in.
+    narrow: bool,
 }
 
 const PLAIN: Shape = Shape {
@@ -44,6 +46,7 @@ const PLAIN: Shape = Shape {
     scale: false,
     accumulate: false,
     activation: Activation::None,
+    narrow: false,
 };
 
 const fn plain(n: usize, k: usize) -> Shape {
@@ -149,7 +152,15 @@ pub(super) fn cases(context: &Context, out: &mut Vec<Case>) {
         return;
     }
     for &dtype in context.given() {
-        for (i, shape) in RELEASED.iter().enumerate() {
+        let mut released = RELEASED.to_vec();
+        if context.rounds() {
+            let narrow = |shape: &Shape| Shape {
+                narrow: true,
+                ..*shape
+            };
+            released.extend(RELEASED.iter().filter(|shape| !shape.norm).map(narrow));
+        }
+        for (i, shape) in released.iter().enumerate() {
             // The first ones go through every batch size, the others only where few rows end.
             let (rows, parts): (usize, &[usize]) = match (i, dtype) {
                 (0..4, DType::Bf16) => (140, SWITCHES),
@@ -177,6 +188,7 @@ fn push(context: &Context, shape: Shape, rows: usize, parts: &'static [usize], o
         (shape.bias, " bias"),
         (shape.scale, " scale"),
         (shape.accumulate, " acc"),
+        (shape.narrow, " narrow"),
     ] {
         if with {
             name += what;
@@ -186,18 +198,24 @@ fn push(context: &Context, shape: Shape, rows: usize, parts: &'static [usize], o
         name += &format!(" {:?}", shape.activation).to_lowercase();
     }
     let dtype = if shape.dtype == DType::Bf16 { "bf16" } else { "f32" };
-    let rounds = context.rounds();
+    let kept = context.narrow(shape.dtype);
     out.push(Case::new("Gemm", name, dtype, move |random| {
-        Work::Rows(experiment(shape, rows, rounds, random), parts.to_vec())
+        Work::Rows(experiment(shape, rows, kept, random), parts.to_vec())
     }));
 }
 
-fn experiment(shape: Shape, rows: usize, rounds: bool, random: &mut Random) -> Experiment {
+/// `kept`: what the subject makes of weights and inputs.
+fn experiment(shape: Shape, rows: usize, kept: DType, random: &mut Random) -> Experiment {
+    let rounds = kept != DType::F32;
     let Shape { n, k, .. } = shape;
     let x = random.floats(rows * k, 1.0);
     let norm_weight: Vec<f32> = random.floats(k, 0.5).iter().map(|w| 1.0 + w).collect();
     let mut e = Experiment::new(rows);
-    let x_slot = e.input_rows("x", k, Data::floats(&x));
+    let x_slot = e.input_rows(
+        "x",
+        k,
+        Data::real(&x, if shape.narrow { kept } else { DType::F32 }),
+    );
     let weights = random.floats(n * k, 1.7 / (k as f32).sqrt());
     let w = e.weights(n, k, Data::real(&weights, shape.dtype));
     let vector = |e: &mut Experiment, random: &mut Random, name, wanted: bool| {
@@ -282,10 +300,10 @@ fn experiment(shape: Shape, rows: usize, rounds: bool, random: &mut Random) -> E
             normalise(row, &norm_weight);
         }
     }
-    let inputs: Vec<f32> = inputs.into_iter().map(rounded).collect();
+    let round = |values: &[f32]| -> Vec<f32> { values.iter().map(|x| narrowed(*x, kept)).collect() };
     let replaced = vec![
-        (x_slot, Data::floats(&inputs)),
-        (w, Data::real(&weights, DType::Bf16)),
+        (x_slot, Data::floats(&round(&inputs))),
+        (w, Data::floats(&round(&weights))),
     ];
     e.reference(replaced, move |p, rows| {
         let product = Gemm {

@@ -25,6 +25,7 @@ impl Operands {
     /// # Errors
     /// When it is shorter or overlaps an operand that is written.
     pub(crate) fn read<'a, T: Pod>(&mut self, view: &'a View, len: usize) -> Result<&'a [T], String> {
+        sized::<T>(view)?;
         // SAFETY: the executor runs operations in stream order behind every writer and ahead of every later
         // one, and `take` refuses ranges that this operation writes.
         let slice = unsafe { storage::slice::<T>(view) };
@@ -42,6 +43,7 @@ impl Operands {
         if view.len < len {
             return Err(too_short(view, len));
         }
+        sized::<T>(view)?;
         // SAFETY: as in `read`; this is the only slice of the range, because `take` refuses a range that
         // overlaps one taken before, and every later one that overlaps this.
         let slice = unsafe { storage::slice_mut::<T>(view) };
@@ -69,6 +71,18 @@ impl Operands {
     pub(crate) fn same(a: &View, b: &View) -> bool {
         a.buffer.id() == b.buffer.id() && a.start == b.start
     }
+}
+
+/// Elements are what the kernel computes with: the CPU device keeps activations as f32.
+fn sized<T>(view: &View) -> Result<(), String> {
+    let dtype = view.buffer.dtype();
+    if dtype.size() == size_of::<T>() {
+        return Ok(());
+    }
+    Err(format!(
+        "operand {view:?} is {dtype:?}; this device takes elements of {} bytes there",
+        size_of::<T>()
+    ))
 }
 
 fn too_short(view: &View, len: usize) -> String {
