@@ -20,7 +20,8 @@ pub(crate) struct Ready {
 /// A decode is passed over at most this often in a row, so that running requests keep their pace while
 /// others are prefilled and their first windows decoded.
 const DECODE_PATIENCE: u32 = 2;
-/// Windows that nobody waits for yet gather over this many steps of the walks that feed them.
+/// Beside running decodes, prompts gather over this many steps, and so do windows that nobody waits for yet: a
+/// step of one row costs nearly what a step of several does.
 const GATHER: u32 = 3;
 /// Any other walk waits at most this long, plus its turn among those that waited as long.
 const PATIENCE: u32 = 4;
@@ -40,12 +41,12 @@ fn rank(walk: &Ready, ready: &[Ready]) -> (u32, std::cmp::Reverse<u32>) {
         WalkKind::Loop if walk.passed_over >= DECODE_PATIENCE => 1,
         // What a listener hears first, and what leads to it.
         WalkKind::Stream if walk.urgent => 2,
-        WalkKind::Entry => 3,
+        WalkKind::Entry if walk.passed_over >= GATHER || !has_loop(ready) => 3,
         WalkKind::Once => 4,
         WalkKind::Prime => 5,
         WalkKind::Stream if walk.passed_over >= GATHER || !has_loop(ready) => 6,
         WalkKind::Loop => 7,
-        WalkKind::Stream => 8,
+        WalkKind::Entry | WalkKind::Stream => 8,
     };
     (class, std::cmp::Reverse(walk.passed_over))
 }
@@ -117,8 +118,9 @@ mod tests {
     }
 
     #[test]
-    fn prefills_first_but_decodes_every_third_step() {
-        assert_eq!(run(&[0, 1], false, 6), [0, 0, 1, 0, 0, 1]);
+    fn prompts_gather_while_others_decode() {
+        assert_eq!(run(&[0, 1], false, 8), [1, 1, 1, 0, 1, 1, 1, 0]);
+        assert_eq!(run(&[0], false, 2), [0, 0], "nobody decodes");
     }
 
     #[test]
