@@ -247,6 +247,10 @@ __device__ __forceinline__ float4 cluster_load(const float* mine, int rank) {
 }
 #endif
 
+__device__ __forceinline__ float4 add4(float4 a, float4 b) {
+    return make_float4(__fadd_rn(a.x, b.x), __fadd_rn(a.y, b.y), __fadd_rn(a.z, b.z), __fadd_rn(a.w, b.w));
+}
+
 // Four neighbouring sums over all blocks of the cluster, as a balanced tree in the order of the blocks.
 template <int BLOCKS>
 __device__ __forceinline__ float4 block_sum(const float* p) {
@@ -265,8 +269,7 @@ __device__ __forceinline__ float4 block_sum(const float* p) {
         for (int step = 1; step < BLOCKS; step *= 2)
 #pragma unroll
             for (int block = 0; block < BLOCKS; block += 2 * step) {
-                const float4 a = v[block], b = v[block + step];
-                v[block] = make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w);
+                v[block] = add4(v[block], v[block + step]);
             }
         return v[0];
     }
@@ -468,22 +471,51 @@ __device__ __forceinline__ void gemm_many_body(const void* x, int x_kept, const 
         partial[column * PARTIAL_PITCH + output + 8] = acc[t][2];
         partial[(column + 1) * PARTIAL_PITCH + output + 8] = acc[t][3];
     }
+    // Four outputs of a row at a time, each block of the cluster a part of the rows. What they are added to is asked
+    // for before the barrier.
+    constexpr int MY_COLS = COLS / BLOCKS, ITERATIONS = (MY_COLS * (BLOCK_OUTPUTS / 4) + 255) / 256;
+    const int width = gated ? BLOCK_OUTPUTS / 2 : BLOCK_OUTPUTS, quads = width / 4;
+    const bool fours = e.n % 4 == 0 && e.out_kept == KEPT_F32 && !gated && !e.activation;
+    float4 before[ITERATIONS], bias[ITERATIONS], scale[ITERATIONS];
+    auto place = [&](int j, int& column, int& output) {
+        const int item = j * 256 + threadIdx.x;
+        column = part * MY_COLS + item / quads;
+        output = block * width + item % quads * 4;
+        return item < MY_COLS * quads && first_row + column < rows && output < e.n;
+    };
+#pragma unroll
+    for (int j = 0; j < ITERATIONS; j++) {
+        int column, output;
+        if (!place(j, column, output) || !fours) continue;
+        if (e.accumulate) before[j] = *(const float4*)((float*)e.out + (i64)(first_row + column) * e.n + output);
+        if (e.bias) bias[j] = *(const float4*)(e.bias + output);
+        if (e.scale) scale[j] = *(const float4*)(e.scale + output);
+    }
 #if __CUDA_ARCH__ >= 900
     if (BLOCKS > 1) cluster_barrier();
     else __syncthreads();
 #else
     __syncthreads();
 #endif
-    // Four outputs of a row at a time, each block of the cluster a part of the rows.
-    constexpr int MY_COLS = COLS / BLOCKS;
-    const int first_column = part * MY_COLS;
-    const int width = gated ? BLOCK_OUTPUTS / 2 : BLOCK_OUTPUTS, quads = width / 4;
-    for (int j = threadIdx.x; j < MY_COLS * quads; j += 256) {
-        const int column = first_column + j / quads, i = j % quads * 4, output = block * width + i;
-        if (first_row + column >= rows || output >= e.n) continue;
-        float4 v = block_sum<BLOCKS>(partial + column * PARTIAL_PITCH + i);
+#pragma unroll
+    for (int j = 0; j < ITERATIONS; j++) {
+        int column, output;
+        if (!place(j, column, output)) continue;
+        const float* sums = partial + column * PARTIAL_PITCH + output - block * width;
+        float4 v = block_sum<BLOCKS>(sums);
+        if (fours) {
+            // As store_output, four at a time.
+            if (e.bias) v = add4(v, bias[j]);
+            if (e.scale) {
+                v = make_float4(__fmul_rn(v.x, scale[j].x), __fmul_rn(v.y, scale[j].y), __fmul_rn(v.z, scale[j].z),
+                                __fmul_rn(v.w, scale[j].w));
+            }
+            if (e.accumulate) v = add4(before[j], v);
+            *(float4*)((float*)e.out + (i64)(first_row + column) * e.n + output) = v;
+            continue;
+        }
         if (gated) {
-            const float4 up = block_sum<BLOCKS>(partial + column * PARTIAL_PITCH + i + width);
+            const float4 up = block_sum<BLOCKS>(sums + width);
             v = make_float4(gate(v.x, up.x), gate(v.y, up.y), gate(v.z, up.z), gate(v.w, up.w));
         }
         const float values[4] = {v.x, v.y, v.z, v.w};

@@ -1,8 +1,7 @@
 //! The operations of one pass of the codec decoder, one frame a stream.
 
 use laneway_device::op::{
-    Activation, Attention, Conv, DepthwiseConv, Embed, Gemm, LayerNorm, QkvRope, RmsNorm, RopeTable, SiluMul,
-    Snake,
+    Activation, Attention, Conv, DepthwiseConv, Embed, Gemm, InputNorm, LayerNorm, QkvRope, RopeTable, Snake,
 };
 use laneway_device::{Matrix, Result, View};
 
@@ -187,14 +186,13 @@ impl Codec<'_> {
             o.out(rows * width)?,
             o.out(rows * width)?,
         );
-        let (gate_up, inner) = (o.out(rows * 2 * INTERMEDIATE)?, o.out(rows * INTERMEDIATE)?);
-        let norm = |weight: View| RmsNorm {
-            x: hidden.clone(),
-            rows,
-            width: HIDDEN,
-            weight,
-            eps: 1e-5,
-            out: normed.clone(),
+        let gate_up = o.out(rows * 2 * INTERMEDIATE)?;
+        let norm = || {
+            Ok(Some(InputNorm {
+                weight: o.ones(HIDDEN)?,
+                eps: 1e-5,
+                scratch: normed.clone(),
+            }))
         };
         for _ in 0..LAYERS {
             let cache = o.cache(CacheShape {
@@ -205,8 +203,10 @@ impl Codec<'_> {
                 head_dim: DIM,
                 ring: true,
             })?;
-            self.stage.add("norm", norm(o.ones(HIDDEN)?));
-            let op = self.gemm(1, &normed, o.matrix(3 * width, HIDDEN)?, &qkv);
+            let op = Gemm {
+                norm: norm()?,
+                ..self.gemm(1, &hidden, o.matrix(3 * width, HIDDEN)?, &qkv)
+            };
             self.stage.add("qkv", op);
             let rope = QkvRope {
                 qkv: qkv.clone(),
@@ -235,23 +235,25 @@ impl Codec<'_> {
             self.stage.add_attention("attention", attention, WINDOW);
             let op = self.add_scaled(&attended, (HIDDEN, width), &hidden)?;
             self.stage.add("o", op);
-            self.stage.add("norm", norm(o.ones(HIDDEN)?));
-            let op = self.gemm(1, &normed, o.matrix(2 * INTERMEDIATE, HIDDEN)?, &gate_up);
+            let down = o.matrix(HIDDEN, INTERMEDIATE)?;
+            let inner = o.out_for(&down, rows * INTERMEDIATE)?;
+            let op = Gemm {
+                norm: norm()?,
+                gated: Some(gate_up.clone()),
+                ..self.gemm(1, &hidden, o.matrix(2 * INTERMEDIATE, HIDDEN)?, &inner)
+            };
             self.stage.add("gate up", op);
-            self.stage.add(
-                "silu mul",
-                SiluMul {
-                    x: gate_up.clone(),
-                    rows,
-                    width: INTERMEDIATE,
-                    out: inner.clone(),
-                },
-            );
-            let op = self.add_scaled(&inner, (HIDDEN, INTERMEDIATE), &hidden)?;
+            let op = Gemm {
+                scale: Some(o.floats(HIDDEN)?),
+                accumulate: true,
+                ..self.gemm(1, &inner, down, &hidden)
+            };
             self.stage.add("down", op);
         }
-        self.stage.add("norm", norm(o.ones(HIDDEN)?));
-        let op = self.biased(1, &normed, (LATENT, HIDDEN), &latent)?;
+        let op = Gemm {
+            norm: norm()?,
+            ..self.biased(1, &hidden, (LATENT, HIDDEN), &latent)?
+        };
         self.stage.add("output projection", op);
         Ok(latent)
     }
@@ -265,7 +267,9 @@ impl Codec<'_> {
             self.stage.add("latent up", op);
             rate *= 2;
             let rows = self.streams * rate;
-            let (spare, inner) = (o.out(rows * LATENT)?, o.out(rows * 4 * LATENT)?);
+            let spare = o.out(rows * LATENT)?;
+            let narrow = o.matrix(LATENT, 4 * LATENT)?;
+            let inner = o.out_for(&narrow, rows * 4 * LATENT)?;
             self.stage.add(
                 "depthwise",
                 DepthwiseConv {
@@ -300,7 +304,8 @@ impl Codec<'_> {
             let narrow = Gemm {
                 scale: Some(o.floats(LATENT)?),
                 accumulate: true,
-                ..self.biased(rate, &inner, (LATENT, 4 * LATENT), &out)?
+                bias: Some(o.floats(LATENT)?),
+                ..self.gemm(rate, &inner, narrow, &out)
             };
             self.stage.add("narrow", narrow);
             x = out;

@@ -91,9 +91,11 @@ impl<'a> Stack<'a> {
                 down: o.matrix(hidden, inter)?,
             })
         };
+        let layers: Vec<Layer> = (0..widths.layers).map(layer).collect::<Result<_>>()?;
         Ok(Self {
             o,
-            layers: (0..widths.layers).map(layer).collect::<Result<_>>()?,
+            activated: o.out_for(&layers[0].down, rows * inter)?,
+            layers,
             caches: (0..widths.layers)
                 .map(|_| o.cache(cache))
                 .collect::<Result<_>>()?,
@@ -103,7 +105,6 @@ impl<'a> Stack<'a> {
             q: o.out(rows * HEADS * DIM)?,
             attended: o.out(rows * HEADS * DIM)?,
             gate_up: o.out(rows * 2 * inter)?,
-            activated: o.out(rows * inter)?,
         })
     }
 

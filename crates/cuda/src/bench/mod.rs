@@ -144,16 +144,16 @@ pub fn bench(config: &BenchConfig) -> Result<Vec<StageTime>> {
     };
     let cache_dtype = config.cache_dtype.unwrap_or(language::CACHE_DTYPE);
     let (rows, context) = (config.rows, config.context);
-    let operands = || Operands::new(config.device.clone(), cache_dtype);
+    let operands = |given| Operands::new(config.device.clone(), cache_dtype, given);
     let mut times = Vec::new();
     // One stage's memory at a time.
     {
-        let o = operands();
+        let o = operands(DType::Bf16);
         let talker = language::talker(&o, widths, rows, context)?;
         times.push(time_stage(&talker, &talker, &*stream, config)?);
     }
     {
-        let o = operands();
+        let o = operands(DType::Bf16);
         let predictor = language::predictor(&o, widths.hidden, rows, 1)?;
         let apart = match config.detail {
             true => language::predictor(&o, widths.hidden, rows, PREDICTOR_COPIES)?,
@@ -161,7 +161,8 @@ pub fn bench(config: &BenchConfig) -> Result<Vec<StageTime>> {
         };
         times.push(time_stage(&predictor, &apart, &*stream, config)?);
     }
-    let o = operands();
+    // The speech tokenizer's checkpoint is in f32.
+    let o = operands(DType::F32);
     let codec = codec::codec(&o, rows)?;
     times.push(time_stage(&codec, &codec, &*stream, config)?);
     Ok(times)

@@ -21,16 +21,19 @@ pub(crate) struct Operands {
     pools: RefCell<HashMap<(usize, usize), Data>>,
     /// Element type of key/value caches.
     cache_dtype: DType,
+    /// Element type of weights in the checkpoint.
+    given: DType,
 }
 
 impl Operands {
-    pub(crate) fn new(device: Arc<dyn Device>, cache_dtype: DType) -> Self {
+    pub(crate) fn new(device: Arc<dyn Device>, cache_dtype: DType, given: DType) -> Self {
         Self {
             device,
             random: RefCell::new(Random::new(1)),
             matrices: RefCell::default(),
             pools: RefCell::default(),
             cache_dtype,
+            given,
         }
     }
 
@@ -74,21 +77,30 @@ impl Operands {
 
     /// Output of an operation: what it holds does not matter.
     pub(crate) fn out(&self, len: usize) -> Result<View> {
+        self.out_of(len, DType::F32)
+    }
+
+    /// Output that goes into a product with `weights` and nowhere else.
+    pub(crate) fn out_for(&self, weights: &Matrix, len: usize) -> Result<View> {
+        self.out_of(len, self.device.activation_dtype(weights))
+    }
+
+    fn out_of(&self, len: usize, dtype: DType) -> Result<View> {
         let spec = BufferSpec {
             name: "output".to_owned(),
-            dtype: DType::F32,
+            dtype,
             len,
             place: Place::Device,
         };
         Ok(self.device.alloc(spec)?.view())
     }
 
-    /// `[n, k]` of a size that keeps activations from growing, in bfloat16.
+    /// `[n, k]` of a size that keeps activations from growing, given as `self.given`.
     pub(crate) fn matrix(&self, n: usize, k: usize) -> Result<Matrix> {
         let mut matrices = self.matrices.borrow_mut();
         let data = matrices.entry((n, k)).or_insert_with(|| {
             let scale = 1.7 / (k as f32).sqrt();
-            Data::real(&self.random.borrow_mut().floats(n * k, scale), DType::Bf16)
+            Data::real(&self.random.borrow_mut().floats(n * k, scale), self.given)
         });
         self.device.pack_matrix(MatrixSpec {
             name: "matrix",

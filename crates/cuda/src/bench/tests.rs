@@ -5,9 +5,9 @@ use laneway_device::{CpuConfig, CpuDevice};
 use super::language::TALKER_SMALL;
 use super::*;
 
-fn operands() -> Operands {
+fn operands(given: DType) -> Operands {
     let device = CpuDevice::new(CpuConfig { memory_bytes: None }).unwrap();
-    Operands::new(Arc::new(device), DType::F32)
+    Operands::new(Arc::new(device), DType::F32, given)
 }
 
 fn total(stage: &Stage) -> Cost {
@@ -33,7 +33,7 @@ fn a_small_talker_step_reads_and_computes_what_the_model_has() {
         layers: 4,
         ..TALKER_SMALL
     };
-    let stage = language::talker(&operands(), widths, 2, 1).unwrap();
+    let stage = language::talker(&operands(DType::Bf16), widths, 2, 1).unwrap();
     let total = total(&stage);
     // Layers 440,466,432 and head 3,145,728 of the full depth.
     let weights = 440_466_432.0 * 4.0 / 28.0 + 3_145_728.0;
@@ -43,7 +43,7 @@ fn a_small_talker_step_reads_and_computes_what_the_model_has() {
 
 #[test]
 fn a_predictor_frame_reads_its_weights_fifteen_times() {
-    let stage = language::predictor(&operands(), TALKER_SMALL.hidden, 1, 1).unwrap();
+    let stage = language::predictor(&operands(DType::Bf16), TALKER_SMALL.hidden, 1, 1).unwrap();
     let total = total(&stage);
     near(total.bytes, 2.423e9);
     near(total.flops, 2.58e9);
@@ -51,7 +51,7 @@ fn a_predictor_frame_reads_its_weights_fifteen_times() {
 
 #[test]
 fn a_codec_frame_computes_what_the_decoder_has() {
-    let stage = codec::codec(&operands(), 1).unwrap();
+    let stage = codec::codec(&operands(DType::F32), 1).unwrap();
     let total = total(&stage);
     near(total.flops, 4.96e9);
 }
@@ -66,7 +66,7 @@ fn a_stage_is_timed_whole_and_by_kind() {
             partition_sms: None,
         })
         .unwrap();
-    let o = Operands::new(device.clone(), DType::F32);
+    let o = Operands::new(device.clone(), DType::F32, DType::Bf16);
     let widths = language::Widths {
         layers: 2,
         hidden: 64,

@@ -5,7 +5,7 @@ use laneway_device::op::{Activation, ChannelScale, Conv1d, NearestCode, Padding,
 
 use super::{Case, PARTS, Work, small};
 use crate::check::Context;
-use crate::check::data::{Data, Measure, rounded};
+use crate::check::data::{Data, Measure, narrowed};
 use crate::check::experiment::{Experiment, Placed};
 use crate::check::random::Random;
 
@@ -152,14 +152,14 @@ pub(super) fn cases(context: &Context, out: &mut Vec<Case>) {
             shape.rows_in,
             if shape.residual { " res" } else { "" }
         );
-        let rounds = context.rounds();
+        let kept = context.narrow(shape.weights);
         let dtype = if shape.weights == DType::Bf16 {
             "bf16"
         } else {
             "f32"
         };
         out.push(Case::new("Conv1d", name, dtype, move |random| {
-            Work::Whole(conv1d(shape, rounds, random))
+            Work::Whole(conv1d(shape, kept, random))
         }));
     }
     let sizes: &[(usize, usize)] = match small(context) {
@@ -200,7 +200,9 @@ pub(super) fn cases(context: &Context, out: &mut Vec<Case>) {
     }
 }
 
-fn conv1d(shape: Shape, rounds: bool, random: &mut Random) -> Experiment {
+/// `kept`: what the subject makes of weights and inputs.
+fn conv1d(shape: Shape, kept: DType, random: &mut Random) -> Experiment {
+    let rounds = kept != DType::F32;
     let k = shape.taps * shape.c_in;
     let rows_in = shape.rows_in;
     let rows_out = rows_in.div_ceil(shape.stride);
@@ -242,8 +244,9 @@ fn conv1d(shape: Shape, rounds: bool, random: &mut Random) -> Experiment {
         Activation::Elu if *x < 0.0 => f64::from(*x).exp_m1() as f32,
         _ => *x,
     };
-    let inputs: Vec<f32> = inputs.iter().map(|x| rounded(elu(x))).collect();
-    let replaced = vec![(x, Data::floats(&inputs)), (w, Data::real(&weights, DType::Bf16))];
+    let inputs: Vec<f32> = inputs.iter().map(|x| narrowed(elu(x), kept)).collect();
+    let weights: Vec<f32> = weights.iter().map(|w| narrowed(*w, kept)).collect();
+    let replaced = vec![(x, Data::floats(&inputs)), (w, Data::floats(&weights))];
     e.reference(replaced, move |p, _| {
         let conv = Conv1d {
             input_activation: Activation::None,

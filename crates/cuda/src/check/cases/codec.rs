@@ -7,15 +7,15 @@ use laneway_device::op::{Conv, DepthwiseConv, Snake, StateSlice, Windows};
 
 use super::{Case, Work, small};
 use crate::check::Context;
-use crate::check::data::{Data, Measure, rounded};
+use crate::check::data::{Data, Measure, narrowed, rounded};
 use crate::check::experiment::Experiment;
 use crate::check::random::Random;
 use crate::check::streams::{Cut, Launch, StreamCase, StreamSlots};
 
 const BOUND: f64 = 3e-5;
-/// Snake's last bit decides how some inputs round to bfloat16.
+/// Snake's last bit decides how some inputs round.
 const SNAKE_BOUND: f64 = 1e-4;
-/// State that was rounded to bfloat16, or not, beside the other.
+/// State that was rounded to 16 bits, or not, beside the other.
 const STATE_BOUND: f64 = 4e-3;
 /// What rows of padding hold.
 const STALE: f32 = 1e4;
@@ -224,18 +224,19 @@ fn push(context: &Context, shape: Shape, out: &mut Vec<Case>) {
     } else {
         "f32"
     };
-    let rounds = context.rounds();
+    let kept = context.narrow(shape.weights);
     out.push(Case::new("Conv", name, dtype, move |random| {
-        Work::streams(conv(shape, rounds, random))
+        Work::streams(conv(shape, kept, random))
     }));
 }
 
 /// Everything of a case that its launches share.
 struct Operands {
     shape: Shape,
-    rounds: bool,
+    /// What the subject makes of weights and the inputs of products.
+    kept: DType,
     w: Data,
-    rounded_w: Data,
+    narrow_w: Data,
     bias: Data,
     alpha: Vec<f32>,
     inv_beta: Vec<f32>,
@@ -256,7 +257,7 @@ impl Shape {
     }
 }
 
-fn conv(shape: Shape, rounds: bool, random: &mut Random) -> StreamCase {
+fn conv(shape: Shape, kept: DType, random: &mut Random) -> StreamCase {
     let k = shape.taps * shape.c_in;
     let streams = shape.frames.len();
     let wave = |random: &mut Random, len: usize| -> Vec<f32> {
@@ -268,14 +269,14 @@ fn conv(shape: Shape, rounds: bool, random: &mut Random) -> StreamCase {
     };
     let mut state = random.floats((streams + 2) * shape.slot_stride(), 1.0);
     if shape.pool == DType::Bf16 {
-        state.iter_mut().for_each(|x| *x = rounded(*x));
+        state.iter_mut().for_each(|x| *x = narrowed(*x, DType::Bf16));
     }
     let weights = random.floats(shape.c_out * k, 1.7 / (k as f32).sqrt());
     let operands = Operands {
         shape,
-        rounds,
+        kept,
         w: Data::real(&weights, shape.weights),
-        rounded_w: Data::real(&weights, DType::Bf16),
+        narrow_w: Data::floats(&weights.iter().map(|w| narrowed(*w, kept)).collect::<Vec<_>>()),
         bias: Data::floats(&random.floats(shape.c_out, 0.5)),
         alpha: wave(random, shape.c_in),
         inv_beta: wave(random, shape.c_in),
@@ -338,12 +339,13 @@ impl Operands {
         let contents = pool
             .cloned()
             .unwrap_or_else(|| Data::real(&self.state, shape.pool));
-        let rounded_state = self.rounds || shape.pool == DType::Bf16;
+        let rounds = self.kept != DType::F32;
+        let rounded_state = rounds || shape.pool == DType::Bf16;
         let state = (shape.taps > 1).then(|| {
             let bound = if rounded_state { STATE_BOUND } else { 2e-6 };
             e.pool("state", contents, Measure::Relative(bound))
         });
-        let bound = match (shape.snake && self.rounds, shape.pool, self.rounds) {
+        let bound = match (shape.snake && rounds, shape.pool, rounds) {
             // Carried inputs were rounded that the reference has not.
             (_, DType::Bf16, false) => STATE_BOUND,
             (true, ..) => SNAKE_BOUND,
@@ -396,20 +398,17 @@ impl Operands {
         let mut replaced = Vec::new();
         if let Some(state) = state {
             // Carried inputs are rounded when they are used.
-            let carried: Vec<f32> = match self.rounds {
-                true => self.state.iter().map(|x| rounded(*x)).collect(),
-                false => self.state.clone(),
-            };
+            let carried: Vec<f32> = self.state.iter().map(|x| narrowed(*x, self.kept)).collect();
             replaced.push((state, Data::floats(&carried)));
         }
-        if !self.rounds {
+        if !rounds {
             return (e.reference_data(replaced), slots);
         }
-        replaced.push((w, self.rounded_w.clone()));
+        replaced.push((w, self.narrow_w.clone()));
         let activated = inputs
             .iter()
             .enumerate()
-            .map(|(i, x)| rounded(self.snake(*x, i % shape.c_in)));
+            .map(|(i, x)| narrowed(self.snake(*x, i % shape.c_in), self.kept));
         replaced.push((x, Data::floats(&activated.collect::<Vec<_>>())));
         let e = e.reference(replaced, move |p, rows| {
             let conv = Conv {
@@ -443,7 +442,7 @@ fn depthwise(channels: usize, rate: usize, pool_dtype: DType, random: &mut Rando
     let slot_stride = ((taps - 1) * channels + OFFSET).next_multiple_of(8);
     let mut state = random.floats(6 * slot_stride, 1.0);
     if pool_dtype == DType::Bf16 {
-        state.iter_mut().for_each(|x| *x = rounded(*x));
+        state.iter_mut().for_each(|x| *x = narrowed(*x, DType::Bf16));
     }
     let slots: Vec<i32> = random
         .choose(frames.len(), 6)

@@ -20,6 +20,8 @@ const EPS: f32 = 1e-6;
 const BOUND: f64 = 3e-5;
 /// With a norm ahead: its last bit decides how some inputs round to bfloat16.
 const NORMED_BOUND: f64 = 1e-4;
+/// The last bit decides how some outputs round to 16 bits.
+const NARROW_BOUND: f64 = 1e-3;
 
 #[derive(Debug, Clone, Copy)]
 struct Shape {
@@ -34,6 +36,8 @@ struct Shape {
     activation: Activation,
     /// The input comes in the type that products take it in.
     narrow: bool,
+    /// The output goes out in it.
+    narrow_out: bool,
 }
 
 const PLAIN: Shape = Shape {
@@ -47,6 +51,7 @@ const PLAIN: Shape = Shape {
     accumulate: false,
     activation: Activation::None,
     narrow: false,
+    narrow_out: false,
 };
 
 const fn plain(n: usize, k: usize) -> Shape {
@@ -159,6 +164,12 @@ pub(super) fn cases(context: &Context, out: &mut Vec<Case>) {
                 ..*shape
             };
             released.extend(RELEASED.iter().filter(|shape| !shape.norm).map(narrow));
+            let narrow_out = |shape: &Shape| Shape {
+                narrow_out: true,
+                ..*shape
+            };
+            let hands_on = |shape: &&Shape| shape.gated || shape.activation == Activation::Gelu;
+            released.extend(RELEASED.iter().filter(hands_on).map(narrow_out));
         }
         for (i, shape) in released.iter().enumerate() {
             // The first ones go through every batch size, the others only where few rows end.
@@ -189,6 +200,7 @@ fn push(context: &Context, shape: Shape, rows: usize, parts: &'static [usize], o
         (shape.scale, " scale"),
         (shape.accumulate, " acc"),
         (shape.narrow, " narrow"),
+        (shape.narrow_out, " to narrow"),
     ] {
         if with {
             name += what;
@@ -229,7 +241,11 @@ fn experiment(shape: Shape, rows: usize, kept: DType, random: &mut Random) -> Ex
     });
     let gate = shape.gated.then(|| e.scratch_rows("gated", n));
     let width = if shape.gated { n / 2 } else { n };
-    let bound = if shape.norm && rounds { NORMED_BOUND } else { BOUND };
+    let bound = match (shape.narrow_out, shape.norm && rounds) {
+        (true, _) => NARROW_BOUND,
+        (false, true) => NORMED_BOUND,
+        (false, false) => BOUND,
+    };
     let out = match shape.accumulate {
         true => e.in_out_rows(
             "out",
@@ -237,7 +253,10 @@ fn experiment(shape: Shape, rows: usize, kept: DType, random: &mut Random) -> Ex
             Data::floats(&random.floats(rows * n, 1.0)),
             Measure::Relative(bound),
         ),
-        false => e.output_rows("out", DType::F32, width, Measure::Relative(bound)),
+        false => {
+            let dtype = if shape.narrow_out { kept } else { DType::F32 };
+            e.output_rows("out", dtype, width, Measure::Relative(bound))
+        }
     };
     let gemm = move |p: &crate::check::experiment::Placed, rows: usize| Gemm {
         x: p.view(x_slot),
@@ -257,7 +276,7 @@ fn experiment(shape: Shape, rows: usize, kept: DType, random: &mut Random) -> Ex
     };
     let mut e = e.ops(move |p, rows| vec![gemm(p, rows).into()]);
     if let Some((_, scratch)) = norm {
-        e = e.alternate("norm apart", NORMED_BOUND, move |p, rows| {
+        e = e.alternate("norm apart", bound.max(NORMED_BOUND), move |p, rows| {
             let mut product = gemm(p, rows);
             let mut ops: Vec<Op> = Vec::new();
             if let Some(norm) = product.norm.take() {
@@ -279,7 +298,7 @@ fn experiment(shape: Shape, rows: usize, kept: DType, random: &mut Random) -> Ex
         });
     }
     if let Some(gate) = gate {
-        e = e.alternate("gate apart", NORMED_BOUND, move |p, rows| {
+        e = e.alternate("gate apart", bound.max(NORMED_BOUND), move |p, rows| {
             let mut product = gemm(p, rows);
             let gate = SiluMul {
                 x: p.view(gate),
@@ -301,10 +320,13 @@ fn experiment(shape: Shape, rows: usize, kept: DType, random: &mut Random) -> Ex
         }
     }
     let round = |values: &[f32]| -> Vec<f32> { values.iter().map(|x| narrowed(*x, kept)).collect() };
-    let replaced = vec![
+    let mut replaced = vec![
         (x_slot, Data::floats(&round(&inputs))),
         (w, Data::floats(&round(&weights))),
     ];
+    if shape.narrow_out {
+        replaced.push((out, Data::poison(DType::F32, rows * width)));
+    }
     e.reference(replaced, move |p, rows| {
         let product = Gemm {
             norm: None,
