@@ -119,10 +119,7 @@ pub struct LinkConfig {
 /// Waits inside a stream. Each ends the stream (or the attempt) when it runs out.
 #[derive(Debug, Clone)]
 pub struct StreamConfig {
-    /// Until a worker begins with a request that it took into its queue. A full queue in front of long texts takes
-    /// minutes, and a worker that is gone or stuck is found by pings and by its own health.
-    pub queue: Duration,
-    /// From then on until it sends the first audio.
+    /// Until a worker sends the first audio, its queue included.
     pub first_audio: Duration,
     /// Between messages of a worker after that.
     pub stall: Duration,
@@ -145,7 +142,6 @@ impl Default for LinkConfig {
 impl Default for StreamConfig {
     fn default() -> Self {
         Self {
-            queue: Duration::from_secs(900),
             first_audio: Duration::from_secs(60),
             stall: Duration::from_secs(10),
             caller: Duration::from_secs(30),

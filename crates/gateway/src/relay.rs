@@ -20,7 +20,7 @@ use crate::admission::{Signal, Ticket};
 use crate::config::{LinkConfig, StreamConfig};
 use crate::encode::{Encoder, Format};
 use crate::progress::Progress;
-use crate::routing::{Assignment, RETRY_AFTER, Router, overloaded};
+use crate::routing::{Assignment, RETRY_AFTER, Router};
 use crate::validate::Checked;
 
 /// Most workers that one request is tried on.
@@ -152,8 +152,7 @@ impl State {
         if let Some(deadline) = self.deadline {
             request.set_timeout(deadline.saturating_duration_since(Instant::now()) + DEADLINE_GRACE);
         }
-        // Until the first audio, unless a queue is said to be in between.
-        let mut first_audio = Instant::now() + self.relay.stream.first_audio;
+        let first_audio = Instant::now() + self.relay.stream.first_audio;
         let answer = self
             .unless_interrupted(client.synthesize(request), first_audio, false)
             .await;
@@ -162,7 +161,7 @@ impl State {
             Ok(Err(status)) => return Err(self.worker_failed(&status, assignment)),
             Err(interrupt) => return Err(self.waited(interrupt, assignment)),
         };
-        let (mut stopping, mut queued) = (false, false);
+        let mut stopping = false;
         loop {
             let patience = if self.progress.begun() {
                 Instant::now() + self.relay.stream.stall
@@ -184,9 +183,6 @@ impl State {
                     self.stop_at_worker(assignment);
                     continue;
                 }
-                Err(Interrupt::Patience) if queued && !self.progress.begun() => {
-                    return Err(queued_too_long(assignment));
-                }
                 Err(interrupt) => return Err(self.waited(interrupt, assignment)),
             };
             match event {
@@ -194,12 +190,6 @@ impl State {
                     self.accept(started.prompt_positions)
                         .await
                         .map_err(Failed::Interrupted)?;
-                    queued = true;
-                    first_audio = Instant::now() + self.relay.stream.queue;
-                }
-                Some(Received::Running(_)) => {
-                    queued = false;
-                    first_audio = Instant::now() + self.relay.stream.first_audio;
                 }
                 Some(Received::Audio(audio)) => self.audio(audio, assignment).await?,
                 Some(Received::Finished(finished)) => {
@@ -432,12 +422,6 @@ impl State {
 
 fn worker_lost() -> Failure {
     Failure::new(ErrorCode::WorkerLost, "the worker that ran the request is gone").retry_after(RETRY_AFTER)
-}
-
-/// A worker that never came to the request: it may well be there, with too much before it.
-fn queued_too_long(assignment: &Assignment) -> Failed {
-    tracing::warn!(worker = %assignment.link.id, "a request waited too long in a worker's queue");
-    Failed::Elsewhere(overloaded("the request waited too long for its turn"))
 }
 
 /// A worker that breaks the protocol: nothing more of its stream can be trusted.

@@ -122,12 +122,7 @@ impl Decoding {
                     }
                     Some(OutputEvent::Finished { reason, stats }) => return Ok(Some(meter.finished(reason, &stats))),
                     Some(OutputEvent::Failed(failure)) => return Err(failure::of_engine(failure)),
-                    Some(OutputEvent::Started { queued }) => {
-                        meter::queued(queued);
-                        if Self::send(&self.responses, Piece::Running).await.is_err() {
-                            return Ok(None);
-                        }
-                    }
+                    Some(OutputEvent::Started { queued }) => meter::queued(queued),
                     Some(OutputEvent::Items { .. } | OutputEvent::Result { .. }) => {}
                     None => {
                         tracing::error!("an event stream ended without its terminal event");

@@ -22,7 +22,6 @@ const AUDIBLE: f32 = 0.01;
 #[derive(Debug)]
 pub(crate) enum Piece {
     Started(v1::WorkerStarted),
-    Running,
     Audio(v1::WorkerAudio),
     Finished(v1::WorkerFinished),
 }
@@ -32,7 +31,6 @@ impl From<Piece> for v1::WorkerSynthesizeResponse {
         use v1::worker_synthesize_response::Event;
         let event = match piece {
             Piece::Started(started) => Event::Started(started),
-            Piece::Running => Event::Running(v1::WorkerRunning {}),
             Piece::Audio(audio) => Event::Audio(audio),
             Piece::Finished(finished) => Event::Finished(finished),
         };
@@ -45,7 +43,6 @@ impl From<Piece> for v1::DecodeResponse {
         use v1::decode_response::Message;
         let message = match piece {
             Piece::Started(started) => Message::Started(started),
-            Piece::Running => Message::Running(v1::WorkerRunning {}),
             Piece::Audio(audio) => Message::Audio(audio),
             Piece::Finished(finished) => Message::Finished(finished),
         };
@@ -147,7 +144,7 @@ impl LocalStream {
             }
             OutputEvent::Started { queued } => {
                 meter::queued(queued);
-                Some(Ok(Piece::Running))
+                None
             }
             // Nobody outside this worker waits for these.
             OutputEvent::Items { .. } | OutputEvent::Result { .. } => None,

@@ -69,7 +69,7 @@ impl Relay {
         };
         let mut talker = None;
         let codec = {
-            let forward = forward(&mut self.running.events, to_peer, self.shape, &self.responses);
+            let forward = forward(&mut self.running.events, to_peer, self.shape);
             let collect = collect(audio, &self.responses, &mut meter);
             tokio::pin!(forward, collect);
             loop {
@@ -142,7 +142,6 @@ async fn forward(
     events: &mut Events,
     to_peer: mpsc::Sender<v1::DecodeRequest>,
     shape: FrameShape,
-    responses: &Responses,
 ) -> Result<(FinishReason, RequestStats), Failure> {
     loop {
         // Room first: an event is taken from the engine only when it can be passed on, so a slow peer parks it.
@@ -166,10 +165,7 @@ async fn forward(
                 return Ok((reason, stats));
             }
             Some(OutputEvent::Failed(failure)) => return Err(failure::of_engine(failure)),
-            Some(OutputEvent::Started { queued }) => {
-                meter::queued(queued);
-                send(responses, Piece::Running).await?;
-            }
+            Some(OutputEvent::Started { queued }) => meter::queued(queued),
             Some(OutputEvent::Samples { .. } | OutputEvent::Result { .. }) => {}
             None => {
                 tracing::error!("an event stream ended without its terminal event");
@@ -197,7 +193,7 @@ async fn collect(
                 send(responses, Piece::Audio(meter.audio.audio(&samples))).await?;
             }
             Some(v1::decode_response::Message::Finished(finished)) => return Ok(finished),
-            Some(v1::decode_response::Message::Started(_) | v1::decode_response::Message::Running(_)) => {}
+            Some(v1::decode_response::Message::Started(_)) => {}
             None => {
                 return Err(Failure::new(
                     ErrorCode::WorkerLost,

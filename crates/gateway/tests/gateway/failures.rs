@@ -173,7 +173,7 @@ async fn a_worker_that_stalls_is_unavailable_after_audio_and_replaced_before() {
     stalls.until_open(0).await;
 
     let (mute, good) = (
-        FakeWorker::start("a", vec![Step::Started, Step::Running, Step::Gate]),
+        FakeWorker::start("a", vec![Step::Started, Step::Gate]),
         FakeWorker::start("b", speaks()),
     );
     let manager = FakeManager::start(vec![mute.info(), good.info()]).await;
@@ -184,42 +184,6 @@ async fn a_worker_that_stalls_is_unavailable_after_audio_and_replaced_before() {
     }
     mute.until_open(0).await;
     assert!(mute.n_requests() > 0, "one of two went there first");
-}
-
-#[tokio::test]
-async fn a_queue_is_not_a_stall() {
-    let short = Duration::from_millis(150);
-    // Longer in the queue than any wait but the queue's own.
-    let busy = FakeWorker::start(
-        "a",
-        vec![
-            Step::Started,
-            Step::Gate,
-            Step::Running,
-            Step::Audio(1, 0.5),
-            Step::Finish(v1::FinishReason::Stop),
-        ],
-    );
-    let patient = gateway(&[&busy], |config| {
-        config.stream.first_audio = short;
-        config.stream.stall = short;
-    })
-    .await;
-    patient.serving().await;
-    let speaking = patient.speak(request());
-    let open_gate = async {
-        tokio::time::sleep(4 * short).await;
-        busy.open_gate();
-    };
-    let (spoken, ()) = tokio::join!(speaking, open_gate);
-    spoken.unwrap();
-
-    let never = FakeWorker::start("a", vec![Step::Started, Step::Gate]);
-    let impatient = gateway(&[&never], |config| config.stream.queue = short).await;
-    impatient.serving().await;
-    let failure = impatient.fails(request()).await;
-    assert_eq!(failure.code, ErrorCode::Overloaded, "{failure}");
-    never.until_open(0).await;
 }
 
 #[tokio::test]

@@ -26,8 +26,6 @@ pub(crate) enum Step {
     /// Refuse before the stream begins.
     Refuse(Failure),
     Started,
-    /// It leaves the queue.
-    Running,
     /// Frames of a constant level.
     Audio(u32, f32),
     /// Audio that does not follow on what came before.
@@ -44,7 +42,6 @@ pub(crate) enum Step {
 pub(crate) fn speaks() -> Vec<Step> {
     vec![
         Step::Started,
-        Step::Running,
         Step::Audio(1, 0.25),
         Step::Audio(2, -0.5),
         Step::Finish(v1::FinishReason::Stop),
@@ -136,7 +133,6 @@ async fn play(
                 max_frames: 100,
                 prompt_positions: 12,
             })),
-            Step::Running => Ok(Event::Running(v1::WorkerRunning {})),
             Step::Audio(n_frames, level) => {
                 let samples = vec![level; (n_frames * SAMPLES_PER_FRAME) as usize];
                 let sample_offset = offset(frames);

@@ -46,7 +46,6 @@ fn config(discovery: DiscoveryConfig) -> Config {
     };
     let long = Duration::from_secs(60);
     let stream = StreamConfig {
-        queue: long,
         first_audio: long,
         stall: long,
         caller: long,

@@ -92,13 +92,6 @@ async fn a_stream_is_started_then_audio_in_order_then_finished() {
             prompt_positions: 12,
         })
     );
-    harness.backend.send(
-        "a",
-        laneway_engine::OutputEvent::Started {
-            queued: Duration::from_millis(5),
-        },
-    );
-    assert_eq!(next(&mut stream).await, Event::Running(v1::WorkerRunning {}));
     harness.backend.samples("a", &[0.0, 0.001]);
     harness.backend.samples("a", &[0.5, -0.5, 0.25]);
     let mut heard = Vec::new();

@@ -1,7 +1,5 @@
 //! A Talker worker and a Codec worker.
 
-use std::time::Duration;
-
 use laneway_engine::node::FinishReason;
 use laneway_engine::{Failure as EngineFailure, FailureKind, OutputEvent};
 use laneway_plan::worker_plan::Direction;
@@ -86,7 +84,6 @@ async fn frames_wait_for_room_and_come_back_as_audio() {
             .unwrap();
         match response.message.unwrap() {
             v1::decode_response::Message::Started(started) => assert_eq!(started.max_frames, 50),
-            v1::decode_response::Message::Running(_) => {}
             v1::decode_response::Message::Audio(audio) => {
                 assert_eq!(audio.sample_offset, heard.len() as u64);
                 heard.extend(samples_from_bytes(&audio.samples).unwrap());
@@ -179,13 +176,6 @@ async fn frames_go_over_and_audio_comes_back_to_the_caller() {
         })
     );
     codec.backend.until_live(1).await;
-    talker.backend.send(
-        "a",
-        laneway_engine::OutputEvent::Started {
-            queued: Duration::from_millis(5),
-        },
-    );
-    assert_eq!(next(&mut stream).await, Event::Running(v1::WorkerRunning {}));
     talker.backend.items("a", 0, &[[10, 0]]);
     talker.backend.items("a", 1, &[[20, 0], [30, 0]]);
     let mut heard = Vec::new();
