@@ -8,6 +8,7 @@
 
 mod admission;
 pub mod config;
+mod delivery;
 mod discovery;
 mod drain;
 mod encode;

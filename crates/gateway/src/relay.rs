@@ -1,14 +1,15 @@
 //! One admitted request from its ticket to its last message.
 //!
-//! Owns: the ticket, the worker's stream and the sending half of the caller's. `speech` spawns one relay for
-//! each request; it ends on the last message, a failure, the deadline, a cancel or the caller leaving, whichever
-//! is first. When it ends, permit and id are free and dropping the worker's stream kills the work there.
+//! Owns: the ticket, the worker's stream and the relay's half of the delivery to the caller. `speech` spawns one
+//! relay for each request. The worker's part ends on the last message, a failure, the deadline, a cancel or the
+//! caller leaving, whichever is first, and dropping the worker's stream kills what is left of the work there. The
+//! relay itself ends when the caller has taken everything, left, or took nothing for too long: then permit and id
+//! are free.
 
 use std::time::Duration;
 
 use laneway_proto::{ErrorCode, Failure, WorkerId, grpc_timeout, samples_from_bytes, v1};
 use laneway_telemetry::{metric, propagation};
-use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
 use tonic::metadata::MetadataMap;
 use tonic::{Code, Status, Streaming};
@@ -18,6 +19,7 @@ use v1::worker_synthesize_response::Event as Received;
 
 use crate::admission::{Signal, Ticket};
 use crate::config::{LinkConfig, StreamConfig};
+use crate::delivery::{Delivery, Last, Taken};
 use crate::encode::{Encoder, Format};
 use crate::progress::Progress;
 use crate::routing::{Assignment, RETRY_AFTER, Router};
@@ -44,7 +46,7 @@ pub(crate) struct Relay {
     /// Metadata that the caller sent.
     pub(crate) metadata: MetadataMap,
     /// To the caller.
-    pub(crate) out: mpsc::Sender<v1::SynthesizeResponse>,
+    pub(crate) out: Delivery,
 }
 
 /// What ends a relay other than its worker.
@@ -71,8 +73,19 @@ enum Failed {
     Interrupted(Interrupt),
 }
 
-/// Run a request to its end. `end` gets the status of a stream that does not end well.
-pub(crate) async fn run(relay: Relay, checked: Checked, end: oneshot::Sender<Status>) {
+/// How the worker's part of a stream ended.
+#[derive(Debug)]
+enum Ended {
+    /// With this last message.
+    Well(v1::SynthesizeResponse),
+    /// What was made is still delivered.
+    Failed(Failure),
+    /// What was not taken yet is dropped.
+    Cut(Failure),
+}
+
+/// Run a request to its end.
+pub(crate) async fn run(relay: Relay, checked: Checked) {
     let mut state = State {
         deadline: grpc_timeout(&relay.metadata).map(|timeout| relay.arrived + timeout),
         encoder: Encoder::new(checked.format, checked.model.sample_rate),
@@ -81,24 +94,19 @@ pub(crate) async fn run(relay: Relay, checked: Checked, end: oneshot::Sender<Sta
         checked,
         relay,
     };
-    let outcome = state.route().await;
-    let label = match &outcome {
+    let ended = state.route().await;
+    let (samples, arrived) = (state.progress.samples(), state.relay.arrived);
+    let label = match state.deliver(ended).await {
         Ok(()) => "ok",
-        Err(failure) => failure.code.label(),
+        Err(code) => code.label(),
     };
     metrics::counter!(metric::GATEWAY_REQUESTS, "outcome" => label).increment(1);
     tracing::info!(
         outcome = label,
-        samples = state.progress.samples(),
-        seconds = state.relay.arrived.elapsed().as_secs_f64(),
+        samples,
+        seconds = arrived.elapsed().as_secs_f64(),
         "request ended"
     );
-    // Free the place before the caller can see the end, so that a caller who goes on at once finds it free.
-    drop(state);
-    if let Err(failure) = outcome {
-        // Fails when the caller left, who needs no answer.
-        let _ = end.send(failure.into());
-    }
 }
 
 struct State {
@@ -112,7 +120,7 @@ struct State {
 }
 
 impl State {
-    async fn route(&mut self) -> Result<(), Failure> {
+    async fn route(&mut self) -> Ended {
         let mut tried: Vec<WorkerId> = Vec::new();
         let mut last = None;
         loop {
@@ -120,20 +128,20 @@ impl State {
             let assignment = match (picked, last.take()) {
                 (Ok(assignment), _) => assignment,
                 // Why the last worker failed says more than that there is no other.
-                (Err(_), Some(failure)) => return Err(failure),
-                (Err(failure), None) => return Err(failure),
+                (Err(_), Some(failure)) => return Ended::Failed(failure),
+                (Err(failure), None) => return Ended::Failed(failure),
             };
             if !tried.is_empty() {
                 metrics::counter!(metric::GATEWAY_RETRIES).increment(1);
             }
             tried.push(assignment.link.id.clone());
             match self.attempt(&assignment).await {
-                Ok(()) => return Ok(()),
+                Ok(last) => return Ended::Well(last),
                 Err(Failed::Interrupted(interrupt)) => return self.interrupted(interrupt).await,
-                Err(Failed::Here(failure)) => return Err(failure),
+                Err(Failed::Here(failure)) => return Ended::Failed(failure),
                 Err(Failed::Elsewhere(failure)) => {
                     if self.progress.begun() || tried.len() == MAX_ATTEMPTS {
-                        return Err(failure);
+                        return Ended::Failed(failure);
                     }
                     last = Some(failure);
                 }
@@ -141,7 +149,7 @@ impl State {
         }
     }
 
-    async fn attempt(&mut self, assignment: &Assignment) -> Result<(), Failed> {
+    async fn attempt(&mut self, assignment: &Assignment) -> Result<v1::SynthesizeResponse, Failed> {
         let mut client = assignment.link.client.clone();
         let mut request = tonic::Request::new(self.checked.wire.clone());
         propagation::inject(
@@ -245,7 +253,7 @@ impl State {
         finished: v1::WorkerFinished,
         events: &mut Streaming<v1::WorkerSynthesizeResponse>,
         assignment: &Assignment,
-    ) -> Result<(), Failed> {
+    ) -> Result<v1::SynthesizeResponse, Failed> {
         let reason = finished.reason();
         let samples = self.progress.samples();
         let promised = u64::from(finished.frames) * u64::from(self.checked.model.samples_per_frame);
@@ -258,16 +266,21 @@ impl State {
             );
             return Err(broken(assignment, &problem));
         }
-        self.end(reason, finished.frames)
+        let last = self
+            .last(reason, finished.frames)
             .await
             .map_err(Failed::Interrupted)?;
         // Reading to the end lets the connection close the stream instead of resetting it.
         let _ = tokio::time::timeout(CLOSING, events.message()).await;
-        Ok(())
+        Ok(last)
     }
 
-    /// The last message.
-    async fn end(&mut self, reason: v1::FinishReason, frames: u32) -> Result<(), Interrupt> {
+    /// The last message, once everything before it is on its way.
+    async fn last(
+        &mut self,
+        reason: v1::FinishReason,
+        frames: u32,
+    ) -> Result<v1::SynthesizeResponse, Interrupt> {
         self.accept().await?;
         if !self.progress.begun() {
             let audio = self.encoder.header();
@@ -288,24 +301,61 @@ impl State {
             seconds: self.progress.seconds(),
             timings: Some(self.progress.timings(Instant::now())),
         };
-        self.send(Sent::Finished(finished)).await?;
         metrics::counter!(metric::GATEWAY_FINISHED, "reason" => reason.label()).increment(1);
-        Ok(())
+        Ok(v1::SynthesizeResponse {
+            event: Some(Sent::Finished(finished)),
+        })
+    }
+
+    /// Hand over the end, behind what waits, and wait until it was taken.
+    async fn deliver(self, ended: Ended) -> Result<(), ErrorCode> {
+        let Relay {
+            ticket,
+            mut out,
+            stream,
+            ..
+        } = self.relay;
+        let mut signal = ticket.signal.clone();
+        let (last, outcome) = match ended {
+            Ended::Cut(failure) => {
+                let code = failure.code;
+                // Before the status can be seen: a caller who goes on at once finds its place free.
+                drop(ticket);
+                out.give_up(failure.into());
+                return Err(code);
+            }
+            Ended::Well(message) => (Last::Message(message), Ok(())),
+            Ended::Failed(failure) => (Last::Status(failure.clone().into()), Err(failure.code)),
+        };
+        out.end(last, Some(ticket));
+        loop {
+            let interrupt = tokio::select! {
+                biased;
+                taken = out.taken() => match taken {
+                    Ok(Taken::More) => continue,
+                    Ok(Taken::End) => return outcome,
+                    Err(_) => Interrupt::Gone,
+                },
+                // When the ticket is gone, so is the end.
+                Ok(raised) = signal.wait_for(|signal| *signal > Signal::Stop) => Interrupt::Signal(*raised),
+                () = sleep_until(self.deadline) => Interrupt::Deadline,
+                () = tokio::time::sleep(stream.caller) => Interrupt::Patience,
+            };
+            let failure = cut(interrupt);
+            let code = failure.code;
+            out.give_up(failure.into());
+            return outcome.and(Err(code));
+        }
     }
 
     async fn send(&self, event: Sent) -> Result<(), Interrupt> {
         let patience = Instant::now() + self.relay.stream.caller;
         // A stop does not hold up what was made already.
-        match self
-            .unless_interrupted(self.relay.out.reserve(), patience, true)
+        self.unless_interrupted(self.relay.out.room(), patience, true)
             .await?
-        {
-            Ok(place) => {
-                place.send(v1::SynthesizeResponse { event: Some(event) });
-                Ok(())
-            }
-            Err(_) => Err(Interrupt::Gone),
-        }
+            .map_err(|_| Interrupt::Gone)?;
+        self.relay.out.put(v1::SynthesizeResponse { event: Some(event) });
+        Ok(())
     }
 
     /// `work`, unless something else ends the stream first. With `stopping`, a stop that was acted on already
@@ -321,7 +371,7 @@ impl State {
         tokio::select! {
             // What ends a stream is seen before more of it.
             biased;
-            () = self.relay.out.closed() => Err(Interrupt::Gone),
+            () = self.relay.out.gone() => Err(Interrupt::Gone),
             raised = signal.wait_for(|signal| *signal > threshold) => match raised {
                 Ok(raised) => Err(Interrupt::Signal(*raised)),
                 Err(_) => Err(Interrupt::Gone),
@@ -382,37 +432,38 @@ impl State {
     }
 
     /// End a stream that its worker did not end.
-    async fn interrupted(&mut self, interrupt: Interrupt) -> Result<(), Failure> {
-        let (by, failure) = match interrupt {
-            Interrupt::Gone => ("client", Failure::new(ErrorCode::Cancelled, "the caller left")),
-            Interrupt::Patience => (
-                "client",
-                Failure::new(ErrorCode::Cancelled, "the caller took no audio for too long"),
-            ),
-            Interrupt::Deadline => (
-                "deadline",
-                Failure::new(ErrorCode::DeadlineExceeded, "the deadline passed"),
-            ),
-            Interrupt::Signal(Signal::GoAway) => (
-                "drain",
-                Failure::new(ErrorCode::Draining, "the gateway shut down before the end"),
-            ),
-            Interrupt::Signal(Signal::Stop) => {
-                // No worker has begun: there is nothing to deliver but the end.
-                metrics::counter!(metric::GATEWAY_CANCELS, "by" => "stop").increment(1);
-                return match self.end(v1::FinishReason::Stopped, 0).await {
-                    Ok(()) => Ok(()),
-                    Err(_) => Err(Failure::new(ErrorCode::Cancelled, "the request was cancelled")),
-                };
-            }
-            Interrupt::Signal(_) => (
-                "kill",
-                Failure::new(ErrorCode::Cancelled, "the request was cancelled"),
-            ),
-        };
-        metrics::counter!(metric::GATEWAY_CANCELS, "by" => by).increment(1);
-        Err(failure)
+    async fn interrupted(&mut self, interrupt: Interrupt) -> Ended {
+        if interrupt != Interrupt::Signal(Signal::Stop) {
+            return Ended::Cut(cut(interrupt));
+        }
+        // No worker has begun: there is nothing to deliver but the end.
+        metrics::counter!(metric::GATEWAY_CANCELS, "by" => "stop").increment(1);
+        match self.last(v1::FinishReason::Stopped, 0).await {
+            Ok(last) => Ended::Well(last),
+            Err(interrupt) => Ended::Cut(cut(interrupt)),
+        }
     }
+}
+
+/// What ends a stream early, as its caller is told. Counts it.
+fn cut(interrupt: Interrupt) -> Failure {
+    let (by, code, message) = match interrupt {
+        Interrupt::Gone => ("client", ErrorCode::Cancelled, "the caller left"),
+        Interrupt::Patience => (
+            "client",
+            ErrorCode::Cancelled,
+            "the caller took no audio for too long",
+        ),
+        Interrupt::Deadline => ("deadline", ErrorCode::DeadlineExceeded, "the deadline passed"),
+        Interrupt::Signal(Signal::GoAway) => (
+            "drain",
+            ErrorCode::Draining,
+            "the gateway shut down before the end",
+        ),
+        Interrupt::Signal(_) => ("kill", ErrorCode::Cancelled, "the request was cancelled"),
+    };
+    metrics::counter!(metric::GATEWAY_CANCELS, "by" => by).increment(1);
+    Failure::new(code, message)
 }
 
 fn worker_lost() -> Failure {

@@ -48,6 +48,17 @@ pub(crate) fn speaks() -> Vec<Step> {
     ]
 }
 
+/// Chunks of [`speaks_much`].
+pub(crate) const MUCH_CHUNKS: usize = 8;
+
+/// A stream that ends soon, with more bytes than a caller with a narrow window takes unread.
+pub(crate) fn speaks_much() -> Vec<Step> {
+    let mut script = vec![Step::Started];
+    script.extend(std::iter::repeat_n(Step::Audio(25, 0.5), MUCH_CHUNKS));
+    script.push(Step::Finish(v1::FinishReason::Stop));
+    script
+}
+
 pub(crate) fn facts(model: &str) -> v1::ModelFacts {
     let voice = |name: &str| v1::Voice {
         name: name.into(),

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use laneway_proto::{ErrorCode, Failure, v1};
 use tonic::Code;
 
-use crate::fake::{FakeWorker, Step, speaks};
+use crate::fake::{FakeWorker, Step, speaks, speaks_much};
 use crate::harness::{gateway, named, ours, request, soon};
 
 fn hangs() -> Vec<Step> {
@@ -202,6 +202,33 @@ async fn a_caller_who_does_not_read_is_dropped() {
     gateway.serving().await;
     let call = gateway.begin(request()).await.unwrap();
     worker.until_ended(1).await;
+    assert_eq!(call.failure().await.code, ErrorCode::Cancelled);
+}
+
+#[tokio::test]
+async fn a_finished_stream_that_nobody_reads_keeps_its_place_for_a_while_only() {
+    let worker = FakeWorker::start("a", speaks_much());
+    let patience = Duration::from_secs(1);
+    let gateway = gateway(&[&worker], |config| {
+        config.max_in_flight = NonZeroUsize::MIN;
+        config.stream.caller = patience;
+    })
+    .await;
+    gateway.serving().await;
+    let asked = Instant::now();
+    let call = gateway.begin_narrow(request()).await.unwrap();
+    worker.until_ended(1).await;
+    if asked.elapsed() < patience {
+        assert_eq!(gateway.fails(request()).await.code, ErrorCode::Overloaded);
+    }
+    soon(async {
+        while let Err(status) = gateway.begin(request()).await {
+            assert_eq!(ours(status).code, ErrorCode::Overloaded);
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    })
+    .await;
+    assert!(asked.elapsed() >= patience);
     assert_eq!(call.failure().await.code, ErrorCode::Cancelled);
 }
 
