@@ -294,6 +294,33 @@ async fn a_drain_refuses_the_new_and_finishes_the_old() {
 }
 
 #[tokio::test]
+async fn a_drain_waits_for_the_caller_who_has_yet_to_read_a_finished_stream() {
+    const NARROW_BYTES: u32 = 65_535;
+    let (_manager, mut harness) = serving().await;
+    let channel = tonic::transport::Endpoint::from_shared(format!("http://{}", harness.address))
+        .unwrap()
+        .initial_stream_window_size(NARROW_BYTES)
+        .initial_connection_window_size(NARROW_BYTES)
+        .connect_lazy();
+    let mut stream = WorkerClient::new(channel)
+        .synthesize(request("a"))
+        .await
+        .unwrap()
+        .into_inner();
+    // The transport takes all of it, and the caller has room for half.
+    harness.backend.samples("a", &[0.5; NARROW_BYTES as usize / 2]);
+    harness.backend.finish("a", FinishReason::Stop, 1);
+    harness.shutdown.cancel();
+    let ended = tokio::time::timeout(Duration::from_secs(1), &mut harness.run).await;
+    assert!(ended.is_err(), "nobody has read the stream: {ended:?}");
+    next(&mut stream).await;
+    assert!(matches!(next(&mut stream).await, Event::Audio(_)));
+    assert!(matches!(next(&mut stream).await, Event::Finished(_)));
+    assert!(stream.message().await.unwrap().is_none());
+    harness.end().await;
+}
+
+#[tokio::test]
 async fn a_stuck_engine_shows_in_health_and_takes_nothing() {
     let (manager, mut harness) = serving().await;
     harness
