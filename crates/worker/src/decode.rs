@@ -93,15 +93,6 @@ impl Decoding {
 
     /// `None`: the caller went away.
     async fn relay(&mut self, mut inbound: impl Inbound) -> Result<Option<v1::WorkerFinished>, Failure> {
-        let started = v1::WorkerStarted {
-            max_frames: self.running.max_frames,
-        };
-        if Self::send(&self.responses, Piece::Started(started))
-            .await
-            .is_err()
-        {
-            return Ok(None);
-        }
         let mut meter = AudioMeter::new();
         let mut frames = Frames {
             next_index: 0,
@@ -121,7 +112,14 @@ impl Decoding {
                     }
                     Some(OutputEvent::Finished { reason, stats }) => return Ok(Some(meter.finished(reason, &stats))),
                     Some(OutputEvent::Failed(failure)) => return Err(failure::of_engine(failure)),
-                    Some(OutputEvent::Started { queued }) => meter::queued(queued),
+                    Some(OutputEvent::Started { queued }) => {
+                        meter::queued(queued);
+                        let max_frames = self.running.max_frames;
+                        let started = Piece::Started(v1::WorkerStarted { max_frames });
+                        if Self::send(&self.responses, started).await.is_err() {
+                            return Ok(None);
+                        }
+                    }
                     Some(OutputEvent::Items { .. } | OutputEvent::Result { .. }) => {}
                     None => {
                         tracing::error!("an event stream ended without its terminal event");

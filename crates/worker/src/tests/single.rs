@@ -114,6 +114,17 @@ async fn a_stream_is_started_then_audio_in_order_then_finished() {
 }
 
 #[tokio::test]
+async fn a_waiting_request_is_answered_and_is_started_when_its_turn_comes() {
+    let (_manager, harness) = serving().await;
+    harness.backend.full(true);
+    let mut stream = harness.synthesize("a").await.unwrap();
+    let waits = tokio::time::timeout(Duration::from_millis(100), stream.message()).await;
+    assert!(waits.is_err(), "its turn has not come: {waits:?}");
+    harness.backend.started("a");
+    assert!(matches!(next(&mut stream).await, Event::Started(_)));
+}
+
+#[tokio::test]
 async fn a_caller_that_goes_away_kills_its_request_and_frees_its_place() {
     let (_manager, harness) = serving().await;
     let first = harness.synthesize("a").await.unwrap();
