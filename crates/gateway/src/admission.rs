@@ -31,7 +31,7 @@ pub(crate) enum Signal {
 pub(crate) struct Admission {
     permits: Arc<Semaphore>,
     n_permits: u32,
-    running: DashMap<RequestId, watch::Sender<Signal>>,
+    running: DashMap<RequestId, Raiser>,
     closed: AtomicBool,
 }
 
@@ -40,14 +40,39 @@ pub(crate) struct Admission {
 pub(crate) struct Ticket {
     pub(crate) id: RequestId,
     pub(crate) signal: watch::Receiver<Signal>,
+    raiser: Raiser,
     admission: Arc<Admission>,
     _permit: OwnedSemaphorePermit,
 }
 
 impl Drop for Ticket {
     fn drop(&mut self) {
-        self.admission.running.remove(&self.id);
+        // A kill has freed the id already, and it may be another's by now.
+        let own = |_: &RequestId, raiser: &Raiser| raiser.0.same_channel(&self.raiser.0);
+        self.admission.running.remove_if(&self.id, own);
         metrics::gauge!(metric::GATEWAY_RUNNING).decrement(1);
+    }
+}
+
+impl Ticket {
+    /// For who may end the request while it runs.
+    pub(crate) fn raiser(&self) -> Raiser {
+        self.raiser.clone()
+    }
+}
+
+/// Asks something of one request, whatever becomes of its id.
+#[derive(Debug, Clone)]
+pub(crate) struct Raiser(watch::Sender<Signal>);
+
+impl Raiser {
+    /// A weaker signal than the last one changes nothing.
+    pub(crate) fn raise(&self, signal: Signal) {
+        self.0.send_if_modified(|current| {
+            let stronger = signal > *current;
+            *current = signal.max(*current);
+            stronger
+        });
     }
 }
 
@@ -100,31 +125,35 @@ impl Admission {
             ));
         };
         let (sender, signal) = watch::channel(Signal::Run);
-        place.insert(sender);
+        let raiser = Raiser(sender);
+        place.insert(raiser.clone());
         metrics::gauge!(metric::GATEWAY_RUNNING).increment(1);
         Ok(Ticket {
             id,
             signal,
+            raiser,
             admission: self.clone(),
             _permit: permit,
         })
     }
 
-    /// Ask something of a running request.
+    /// Ask something of a running request. A kill frees its id at once, its place when its work has ended.
     ///
     /// # Errors
     /// `RequestNotFound`.
     pub(crate) fn signal(&self, id: &RequestId, signal: Signal) -> Result<(), Failure> {
-        match self.running.get(id) {
-            Some(request) => {
-                raise(&request, signal);
-                Ok(())
-            }
-            None => Err(Failure::new(
+        let raiser = match signal {
+            Signal::Kill => self.running.remove(id).map(|(_, raiser)| raiser),
+            _ => self.running.get(id).map(|raiser| raiser.clone()),
+        };
+        let Some(raiser) = raiser else {
+            return Err(Failure::new(
                 ErrorCode::RequestNotFound,
                 format!("no running request has the id \"{id}\""),
-            )),
-        }
+            ));
+        };
+        raiser.raise(signal);
+        Ok(())
     }
 
     /// Let nobody in any more.
@@ -141,18 +170,10 @@ impl Admission {
     /// Ask everybody inside to leave now.
     pub(crate) fn end_all(&self) -> usize {
         for request in &self.running {
-            raise(&request, Signal::GoAway);
+            request.raise(Signal::GoAway);
         }
         self.running.len()
     }
-}
-
-fn raise(request: &watch::Sender<Signal>, signal: Signal) {
-    request.send_if_modified(|current| {
-        let stronger = signal > *current;
-        *current = signal.max(*current);
-        stronger
-    });
 }
 
 #[cfg(test)]
@@ -188,13 +209,29 @@ mod tests {
     fn a_stronger_signal_wins() {
         let admission = Arc::new(Admission::new(1));
         let ticket = admission.admit(id("a")).unwrap();
-        admission.signal(&id("a"), Signal::Kill).unwrap();
+        ticket.raiser().raise(Signal::GoAway);
         admission.signal(&id("a"), Signal::Stop).unwrap();
-        assert_eq!(*ticket.signal.borrow(), Signal::Kill);
+        assert_eq!(*ticket.signal.borrow(), Signal::GoAway);
         assert_eq!(
             code(admission.signal(&id("b"), Signal::Stop)),
             ErrorCode::RequestNotFound
         );
+    }
+
+    #[test]
+    fn a_killed_id_is_free_at_once_and_its_next_holder_keeps_it() {
+        let admission = Arc::new(Admission::new(2));
+        let killed = admission.admit(id("a")).unwrap();
+        admission.signal(&id("a"), Signal::Kill).unwrap();
+        assert_eq!(*killed.signal.borrow(), Signal::Kill);
+        assert_eq!(
+            code(admission.signal(&id("a"), Signal::Kill)),
+            ErrorCode::RequestNotFound
+        );
+        let next = admission.admit(id("a")).unwrap();
+        drop(killed);
+        assert_eq!(code(admission.admit(id("a"))), ErrorCode::DuplicateRequest);
+        assert_eq!(*next.signal.borrow(), Signal::Run);
     }
 
     #[tokio::test]

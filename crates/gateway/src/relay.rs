@@ -8,9 +8,10 @@
 
 use std::time::Duration;
 
-use laneway_proto::{ErrorCode, Failure, WorkerId, grpc_timeout, samples_from_bytes, v1};
+use laneway_proto::{ErrorCode, Failure, RequestId, WorkerId, grpc_timeout, samples_from_bytes, v1};
 use laneway_telemetry::{metric, propagation};
 use tokio::time::Instant;
+use tokio_util::task::AbortOnDropHandle;
 use tonic::metadata::MetadataMap;
 use tonic::{Code, Status, Streaming};
 use tracing::Instrument as _;
@@ -22,7 +23,7 @@ use crate::config::{LinkConfig, StreamConfig};
 use crate::delivery::{Delivery, Last, Taken};
 use crate::encode::{Encoder, Format};
 use crate::progress::Progress;
-use crate::routing::{Assignment, RETRY_AFTER, Router};
+use crate::routing::{Assignment, RETRY_AFTER, Router, overloaded};
 use crate::validate::Checked;
 
 /// Most workers that one request is tried on.
@@ -30,6 +31,12 @@ const MAX_ATTEMPTS: usize = 3;
 
 /// How much later than the caller's the worker's deadline is, so that which one ends a stream is not a race.
 const DEADLINE_GRACE: Duration = Duration::from_millis(50);
+
+/// Times that a stop is sent to a worker which does not answer.
+const STOP_ATTEMPTS: usize = 3;
+
+/// Bytes of a caller's id that a worker is told: with the attempt's own part no more than an id may have.
+const SHOWN_ID_BYTES: usize = 119;
 
 /// How long a worker may take to close a stream behind its last message.
 const CLOSING: Duration = Duration::from_millis(100);
@@ -151,7 +158,12 @@ impl State {
 
     async fn attempt(&mut self, assignment: &Assignment) -> Result<v1::SynthesizeResponse, Failed> {
         let mut client = assignment.link.client.clone();
-        let mut request = tonic::Request::new(self.checked.wire.clone());
+        let worker_request_id = worker_request_id(&self.relay.ticket.id);
+        tracing::debug!(worker = %assignment.link.id, worker_request_id, "request sent");
+        let mut request = tonic::Request::new(v1::WorkerSynthesizeRequest {
+            request_id: worker_request_id.clone(),
+            ..self.checked.wire.clone()
+        });
         propagation::inject(
             &tracing::Span::current(),
             &self.relay.metadata,
@@ -160,24 +172,29 @@ impl State {
         if let Some(deadline) = self.deadline {
             request.set_timeout(deadline.saturating_duration_since(Instant::now()) + DEADLINE_GRACE);
         }
-        let first_audio = Instant::now() + self.relay.stream.first_audio;
+        let asked = Instant::now();
+        let answer_by = asked + self.relay.stream.first_audio;
         let answer = self
-            .unless_interrupted(client.synthesize(request), first_audio, false)
+            .unless_interrupted(client.synthesize(request), answer_by, false)
             .await;
         let mut events = match answer {
             Ok(Ok(response)) => response.into_inner(),
             Ok(Err(status)) => return Err(self.worker_failed(&status, assignment)),
             Err(interrupt) => return Err(self.waited(interrupt, assignment)),
         };
-        let mut stopping = false;
+        // It is in the worker's queue.
+        self.accept().await.map_err(Failed::Interrupted)?;
+        let queue_ends = Instant::now() + self.relay.stream.queue;
+        let mut started: Option<Instant> = None;
+        let mut stopping = None;
         loop {
-            let patience = if self.progress.begun() {
-                Instant::now() + self.relay.stream.stall
-            } else {
-                first_audio
+            let patience = match started {
+                _ if self.progress.begun() => Instant::now() + self.relay.stream.stall,
+                Some(started) => started + self.relay.stream.first_audio,
+                None => queue_ends,
             };
             let event = match self
-                .unless_interrupted(events.message(), patience, stopping)
+                .unless_interrupted(events.message(), patience, stopping.is_some())
                 .await
             {
                 Ok(Ok(Some(message))) => message.event,
@@ -186,16 +203,24 @@ impl State {
                     return Err(Failed::Elsewhere(worker_lost()));
                 }
                 Ok(Err(status)) => return Err(self.worker_failed(&status, assignment)),
-                Err(Interrupt::Signal(Signal::Stop)) if self.accepted => {
-                    stopping = true;
-                    self.stop_at_worker(assignment);
+                Err(Interrupt::Signal(Signal::Stop)) if started.is_some() => {
+                    stopping = Some(self.stop_at_worker(assignment, &worker_request_id));
                     continue;
+                }
+                Err(Interrupt::Patience) if started.is_none() => {
+                    tracing::warn!(worker = %assignment.link.id, waited = ?asked.elapsed(), "still in the worker's queue");
+                    return Err(Failed::Elsewhere(overloaded(
+                        "the request waited too long for its turn",
+                    )));
                 }
                 Err(interrupt) => return Err(self.waited(interrupt, assignment)),
             };
             match event {
-                Some(Received::Started(_)) => self.accept().await.map_err(Failed::Interrupted)?,
-                Some(Received::Audio(audio)) => self.audio(audio, assignment).await?,
+                Some(Received::Started(_)) => started = Some(Instant::now()),
+                Some(Received::Audio(audio)) => {
+                    started.get_or_insert_with(Instant::now);
+                    self.audio(audio, assignment).await?;
+                }
                 Some(Received::Finished(finished)) => {
                     return self.finish(finished, &mut events, assignment).await;
                 }
@@ -236,7 +261,6 @@ impl State {
         if samples.is_empty() {
             return Ok(());
         }
-        self.accept().await.map_err(Failed::Interrupted)?;
         let sample_offset = audio.sample_offset;
         let index = self.progress.chunk(&samples, Instant::now());
         let audio = self.encoder.chunk(&samples, audio.samples);
@@ -411,24 +435,34 @@ impl State {
         }
     }
 
-    /// Ask the worker to finish cleanly, while its audio is passed on. Its last message then ends the stream.
-    fn stop_at_worker(&self, assignment: &Assignment) {
+    /// Ask the worker to finish cleanly, while its audio is passed on. Its last message then ends the stream; a stop
+    /// that cannot be delivered becomes a kill. Dropping the handle ends the asking.
+    fn stop_at_worker(&self, assignment: &Assignment, worker_request_id: &str) -> AbortOnDropHandle<()> {
         metrics::counter!(metric::GATEWAY_CANCELS, "by" => "stop").increment(1);
-        let mut request = tonic::Request::new(v1::WorkerCancelRequest {
-            request_id: self.relay.ticket.id.to_string(),
+        let stop = v1::WorkerCancelRequest {
+            request_id: worker_request_id.to_string(),
             strength: v1::CancelStrength::Stop.into(),
-        });
-        request.set_timeout(self.relay.link.unary_timeout);
-        let link = assignment.link.clone();
-        let delivery = async move {
-            // NOT_FOUND: it has just finished, and the last message is on its way.
-            if let Err(status) = link.client.clone().cancel(request).await
-                && status.code() != Code::NotFound
-            {
-                tracing::warn!(worker = %link.id, error = status.message(), "stop not delivered");
-            }
         };
-        tokio::spawn(delivery.in_current_span());
+        let link = assignment.link.clone();
+        let config = self.relay.link.clone();
+        let kill = self.relay.ticket.raiser();
+        let delivery = async move {
+            for _ in 0..STOP_ATTEMPTS {
+                let mut request = tonic::Request::new(stop.clone());
+                request.set_timeout(config.unary_timeout);
+                match link.client.clone().cancel(request).await {
+                    Ok(_) => return,
+                    // It has just finished, and the last message is on its way.
+                    Err(status) if status.code() == Code::NotFound => return,
+                    Err(status) => {
+                        tracing::warn!(worker = %link.id, error = status.message(), "stop not delivered");
+                    }
+                }
+                tokio::time::sleep(config.poll_interval).await;
+            }
+            kill.raise(Signal::Kill);
+        };
+        AbortOnDropHandle::new(tokio::spawn(delivery.in_current_span()))
     }
 
     /// End a stream that its worker did not end.
@@ -464,6 +498,12 @@ fn cut(interrupt: Interrupt) -> Failure {
     };
     metrics::counter!(metric::GATEWAY_CANCELS, "by" => by).increment(1);
     Failure::new(code, message)
+}
+
+/// What a worker knows one attempt by: the caller's id, so that logs can be read together, and a part of its own.
+fn worker_request_id(id: &RequestId) -> String {
+    let shown = id.as_str().get(..SHOWN_ID_BYTES).unwrap_or(id.as_str());
+    format!("{shown}.{:08x}", rand::random::<u32>())
 }
 
 fn worker_lost() -> Failure {

@@ -46,6 +46,7 @@ fn config(discovery: DiscoveryConfig) -> Config {
     };
     let long = Duration::from_secs(60);
     let stream = StreamConfig {
+        queue: long,
         first_audio: long,
         stall: long,
         caller: long,

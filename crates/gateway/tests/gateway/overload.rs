@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use laneway_proto::{ErrorCode, Failure, v1};
 use tonic::Code;
 
-use crate::fake::{FakeWorker, Step, speaks, speaks_much};
+use crate::fake::{FakeWorker, Step, caller_id, speaks, speaks_much};
 use crate::harness::{gateway, named, ours, request, soon};
 
 fn hangs() -> Vec<Step> {
@@ -250,9 +250,66 @@ async fn a_stop_delivers_what_was_made() {
     let cancels = worker.shared.cancels.lock().unwrap().clone();
     assert_eq!(cancels.len(), 1);
     assert_eq!(
-        (cancels[0].request_id.as_str(), cancels[0].strength()),
+        (caller_id(&cancels[0].request_id), cancels[0].strength()),
         ("mine", v1::CancelStrength::Stop)
     );
+}
+
+#[tokio::test]
+async fn a_stop_that_gets_lost_is_sent_again_and_becomes_a_kill_in_the_end() {
+    let worker = FakeWorker::start("a", hangs());
+    let gateway = gateway(&[&worker], |_| ()).await;
+    gateway.serving().await;
+    for (n_lost, ends_well) in [(2, true), (usize::MAX, false)] {
+        worker.lose_cancels(n_lost);
+        let mut call = gateway.begin(named("mine")).await.unwrap();
+        call.accepted().await;
+        call.chunk().await;
+        gateway.cancel("mine", v1::CancelStrength::Stop).await.unwrap();
+        match call.rest().await.2 {
+            Ok(spoken) => {
+                assert!(ends_well);
+                assert_eq!(spoken.finished.reason(), v1::FinishReason::Stopped);
+            }
+            Err(status) => {
+                assert!(!ends_well);
+                assert_eq!(ours(status).code, ErrorCode::Cancelled);
+            }
+        }
+        worker.until_open(0).await;
+    }
+}
+
+#[tokio::test]
+async fn an_id_can_be_used_again_as_soon_as_its_kill_is_answered() {
+    let worker = FakeWorker::start("a", hangs());
+    let gateway = gateway(&[&worker], |_| ()).await;
+    gateway.serving().await;
+    let mut killed = Vec::new();
+    for _ in 0..20 {
+        killed.push(gateway.begin(named("mine")).await.unwrap());
+        gateway.cancel("mine", v1::CancelStrength::Kill).await.unwrap();
+    }
+    let mut call = gateway.begin(named("mine")).await.unwrap();
+    call.accepted().await;
+    call.chunk().await;
+    for call in killed {
+        assert_eq!(call.failure().await.code, ErrorCode::Cancelled);
+    }
+    gateway.cancel("mine", v1::CancelStrength::Stop).await.unwrap();
+    call.rest().await.2.unwrap();
+    let mut ids: Vec<_> = worker
+        .shared
+        .requests
+        .lock()
+        .unwrap()
+        .iter()
+        .map(|(_, request)| request.request_id.clone())
+        .collect();
+    let n_requests = ids.len();
+    ids.sort();
+    ids.dedup();
+    assert_eq!(ids.len(), n_requests, "the worker may still hold the last one");
 }
 
 #[tokio::test]
