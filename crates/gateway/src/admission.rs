@@ -35,7 +35,42 @@ pub(crate) struct Admission {
     closed: AtomicBool,
 }
 
-/// A place inside.
+/// A place inside, for a request without an id yet.
+#[derive(Debug)]
+pub(crate) struct Place {
+    admission: Arc<Admission>,
+    permit: OwnedSemaphorePermit,
+}
+
+impl Place {
+    /// Let the request run under its id.
+    ///
+    /// # Errors
+    /// `DuplicateRequest`.
+    pub(crate) fn admit(self, id: RequestId) -> Result<Ticket, Failure> {
+        let Entry::Vacant(entry) = self.admission.running.entry(id.clone()) else {
+            let problem = format!("a running request has the id \"{id}\"; choose another");
+            return Err(Failure::of_field(
+                ErrorCode::DuplicateRequest,
+                "request_id",
+                problem,
+            ));
+        };
+        let (sender, signal) = watch::channel(Signal::Run);
+        let raiser = Raiser(sender);
+        entry.insert(raiser.clone());
+        metrics::gauge!(metric::GATEWAY_RUNNING).increment(1);
+        Ok(Ticket {
+            id,
+            signal,
+            raiser,
+            admission: self.admission,
+            _permit: self.permit,
+        })
+    }
+}
+
+/// The place of a request that runs.
 #[derive(Debug)]
 pub(crate) struct Ticket {
     pub(crate) id: RequestId,
@@ -93,8 +128,7 @@ impl Admission {
         self.n_permits
     }
 
-    /// `Draining` once the door is closed.
-    pub(crate) fn check_open(&self) -> Result<(), Failure> {
+    fn check_open(&self) -> Result<(), Failure> {
         if self.closed.load(Ordering::SeqCst) {
             return Err(Failure::new(
                 ErrorCode::Draining,
@@ -104,11 +138,12 @@ impl Admission {
         Ok(())
     }
 
-    /// Let a request in, or say at once why not.
+    /// Take a place for a request that is still to be read, or say at once why not.
     ///
     /// # Errors
-    /// `Overloaded`, `DuplicateRequest`, `Draining`.
-    pub(crate) fn admit(self: &Arc<Self>, id: RequestId) -> Result<Ticket, Failure> {
+    /// `Overloaded`, `Draining`.
+    pub(crate) fn enter(self: &Arc<Self>) -> Result<Place, Failure> {
+        self.check_open()?;
         let permit = self
             .permits
             .clone()
@@ -116,24 +151,9 @@ impl Admission {
             .map_err(|_| overloaded(&format!("{} requests are in flight", self.n_permits)))?;
         // After the permit is taken: a drain that closes the door now waits for this one.
         self.check_open()?;
-        let Entry::Vacant(place) = self.running.entry(id.clone()) else {
-            let problem = format!("a running request has the id \"{id}\"; choose another");
-            return Err(Failure::of_field(
-                ErrorCode::DuplicateRequest,
-                "request_id",
-                problem,
-            ));
-        };
-        let (sender, signal) = watch::channel(Signal::Run);
-        let raiser = Raiser(sender);
-        place.insert(raiser.clone());
-        metrics::gauge!(metric::GATEWAY_RUNNING).increment(1);
-        Ok(Ticket {
-            id,
-            signal,
-            raiser,
+        Ok(Place {
             admission: self.clone(),
-            _permit: permit,
+            permit,
         })
     }
 
@@ -185,6 +205,10 @@ mod tests {
         RequestId::new(name).unwrap()
     }
 
+    fn admit(admission: &Arc<Admission>, name: &str) -> Result<Ticket, Failure> {
+        admission.enter()?.admit(id(name))
+    }
+
     fn code<T>(result: Result<T, Failure>) -> ErrorCode {
         result.map(|_| ()).unwrap_err().code
     }
@@ -192,14 +216,14 @@ mod tests {
     #[test]
     fn places_and_ids_free_themselves() {
         let admission = Arc::new(Admission::new(2));
-        let a = admission.admit(id("a")).unwrap();
-        assert_eq!(code(admission.admit(id("a"))), ErrorCode::DuplicateRequest);
-        let b = admission.admit(id("b")).unwrap();
-        let refused = admission.admit(id("c")).unwrap_err();
+        let a = admit(&admission, "a").unwrap();
+        assert_eq!(code(admit(&admission, "a")), ErrorCode::DuplicateRequest);
+        let b = admit(&admission, "b").unwrap();
+        let refused = admit(&admission, "c").unwrap_err();
         assert_eq!(refused.code, ErrorCode::Overloaded);
         assert!(refused.retry_after.is_some());
         drop((a, b));
-        let again = admission.admit(id("a")).unwrap();
+        let again = admit(&admission, "a").unwrap();
         assert_eq!(admission.running.len(), 1);
         drop(again);
         assert_eq!(admission.permits.available_permits(), 2);
@@ -208,7 +232,7 @@ mod tests {
     #[test]
     fn a_stronger_signal_wins() {
         let admission = Arc::new(Admission::new(1));
-        let ticket = admission.admit(id("a")).unwrap();
+        let ticket = admit(&admission, "a").unwrap();
         ticket.raiser().raise(Signal::GoAway);
         admission.signal(&id("a"), Signal::Stop).unwrap();
         assert_eq!(*ticket.signal.borrow(), Signal::GoAway);
@@ -221,25 +245,25 @@ mod tests {
     #[test]
     fn a_killed_id_is_free_at_once_and_its_next_holder_keeps_it() {
         let admission = Arc::new(Admission::new(2));
-        let killed = admission.admit(id("a")).unwrap();
+        let killed = admit(&admission, "a").unwrap();
         admission.signal(&id("a"), Signal::Kill).unwrap();
         assert_eq!(*killed.signal.borrow(), Signal::Kill);
         assert_eq!(
             code(admission.signal(&id("a"), Signal::Kill)),
             ErrorCode::RequestNotFound
         );
-        let next = admission.admit(id("a")).unwrap();
+        let next = admit(&admission, "a").unwrap();
         drop(killed);
-        assert_eq!(code(admission.admit(id("a"))), ErrorCode::DuplicateRequest);
+        assert_eq!(code(admit(&admission, "a")), ErrorCode::DuplicateRequest);
         assert_eq!(*next.signal.borrow(), Signal::Run);
     }
 
     #[tokio::test]
     async fn a_closed_door_lets_nobody_in_and_waits_for_the_rest() {
         let admission = Arc::new(Admission::new(2));
-        let ticket = admission.admit(id("a")).unwrap();
+        let ticket = admit(&admission, "a").unwrap();
         admission.close();
-        assert_eq!(code(admission.admit(id("b"))), ErrorCode::Draining);
+        assert_eq!(code(admit(&admission, "b")), ErrorCode::Draining);
         assert!(
             tokio::time::timeout(Duration::ZERO, admission.empty())
                 .await

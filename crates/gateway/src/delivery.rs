@@ -267,7 +267,13 @@ mod tests {
     }
 
     fn admitted(admission: &Arc<Admission>) -> Option<Ticket> {
-        Some(admission.admit(RequestId::new("a").unwrap()).unwrap())
+        Some(
+            admission
+                .enter()
+                .unwrap()
+                .admit(RequestId::new("a").unwrap())
+                .unwrap(),
+        )
     }
 
     /// Put in chunks of this size until there is no room.

@@ -33,10 +33,12 @@ pub(crate) struct Api {
 impl Api {
     fn begin(&self, request: Request<v1::SynthesizeRequest>) -> Result<Outgoing, Failure> {
         let arrived = Instant::now();
-        self.admission.check_open()?;
+        // Before the work of checking, of which a clip to clone is the most.
+        let place = self.admission.enter()?;
         let (metadata, _, request) = request.into_parts();
+        self.router.check_room(&request.model)?;
         let checked = validate::check(request, &self.router.models(), self.max_text_chars)?;
-        let ticket = self.admission.admit(checked.id.clone())?;
+        let ticket = place.admit(checked.id.clone())?;
 
         let span = tracing::info_span!("synthesize", request_id = %checked.id, model = checked.model.name);
         propagation::extract(&span, &metadata);

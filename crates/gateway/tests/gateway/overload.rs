@@ -125,6 +125,45 @@ async fn a_full_worker_is_passed_over_and_full_workers_are_said_to_be_so() {
 }
 
 #[tokio::test]
+async fn a_full_gateway_and_full_workers_answer_before_a_clip_is_decoded() {
+    for max_in_flight in [1, 100] {
+        let worker = FakeWorker::start("a", hangs());
+        worker.set_status(|status| {
+            let facts = status.facts.as_mut().unwrap();
+            facts.voices.clear();
+            facts.takes_reference = true;
+            facts.limits.as_mut().unwrap().max_reference_ms = 1000;
+            status.load = Some(v1::WorkerLoad {
+                capacity: 1,
+                ..Default::default()
+            });
+        });
+        let gateway = gateway(&[&worker], |config| {
+            config.max_in_flight = NonZeroUsize::new(max_in_flight).unwrap();
+        })
+        .await;
+        gateway.serving().await;
+        let cloning = |audio: Vec<u8>| v1::SynthesizeRequest {
+            voice: String::new(),
+            reference: Some(v1::ReferenceClip {
+                audio: audio.into(),
+                sample_rate: 24_000,
+                text: String::new(),
+            }),
+            ..request()
+        };
+        let no_clip = cloning(vec![1, 2, 3]);
+        assert_eq!(
+            gateway.fails(no_clip.clone()).await.code,
+            ErrorCode::InvalidArgument
+        );
+        let mut held = gateway.begin(cloning(vec![0; 4800])).await.unwrap();
+        held.accepted().await;
+        assert_eq!(gateway.fails(no_clip).await.code, ErrorCode::Overloaded);
+    }
+}
+
+#[tokio::test]
 async fn a_worker_takes_no_more_than_its_places_and_its_queue() {
     let worker = FakeWorker::start("a", hangs());
     worker.set_status(|status| {

@@ -189,7 +189,7 @@ async fn what_ends_a_request_in_the_engine_is_what_its_caller_sees() {
 async fn every_field_is_used_or_refused_by_name() {
     let (_manager, harness) = serving().await;
     type Edit = fn(&mut v1::WorkerSynthesizeRequest);
-    let refused: [(&str, Edit); 9] = [
+    let refused: [(&str, Edit); 11] = [
         ("request_id", |r| r.request_id = "no spaces".into()),
         ("return_frames", |r| r.return_frames = true),
         ("sampling.temperature", |r| {
@@ -218,6 +218,8 @@ async fn every_field_is_used_or_refused_by_name() {
         ("reference.sample_rate", |r| {
             r.reference = Some(v1::ReferenceClip::default())
         }),
+        ("reference.audio", |r| r.reference = Some(clip(f32::NAN))),
+        ("reference.audio", |r| r.reference = Some(clip(1e30))),
     ];
     for (field, edit) in refused {
         let mut request = request("a");
@@ -254,6 +256,14 @@ async fn every_field_is_used_or_refused_by_name() {
     );
     assert_eq!(got.chunk.unwrap().ramp, [2]);
     assert_eq!(got.layout, Some(crate::backend::TextLayout::Streamed));
+}
+
+fn clip(sample: f32) -> v1::ReferenceClip {
+    v1::ReferenceClip {
+        audio: laneway_proto::samples_to_bytes(&[0.0, sample]),
+        sample_rate: 24_000,
+        text: String::new(),
+    }
 }
 
 fn sampling(temperature: Option<f32>, top_p: Option<f32>) -> v1::SamplingParams {
