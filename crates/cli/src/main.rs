@@ -5,6 +5,7 @@ mod client;
 mod config;
 mod health;
 mod say;
+mod stdout;
 mod system;
 mod up;
 mod validate;
@@ -74,6 +75,7 @@ async fn main() -> ExitCode {
                 eprint!("{refused}");
                 ExitCode::from(EXIT_CONFIG)
             }
+            Err(error) if error.is::<stdout::ReaderLeft>() => ExitCode::from(stdout::EXIT_READER_LEFT),
             Err(error) => {
                 eprintln!("laneway: {error:#}");
                 ExitCode::FAILURE
