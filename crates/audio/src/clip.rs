@@ -164,8 +164,8 @@ fn check_length(n_samples: u64, sample_rate: u32, limits: ClipLimits) -> Result<
 /// # Errors
 /// The first sample that cannot.
 pub fn check_samples(samples: &[f32]) -> Result<(), ClipError> {
-    // Not `>`: a NaN compares as neither.
-    let outside = |sample: &f32| !(sample.abs() <= MAX_AMPLITUDE);
+    // A NaN is in no range.
+    let outside = |sample: &f32| !(-MAX_AMPLITUDE..=MAX_AMPLITUDE).contains(sample);
     match samples.iter().position(outside) {
         None => Ok(()),
         Some(index) if samples[index].is_finite() => Err(ClipError::TooLoud {

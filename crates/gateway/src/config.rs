@@ -13,8 +13,6 @@ pub const DEFAULT_LISTEN: &str = "127.0.0.1:8080";
 pub const DEFAULT_ENGINE_MANAGER: &str = "http://127.0.0.1:7070";
 /// Default for requests in flight: far above one worker's rows, low enough to bound memory.
 pub const DEFAULT_MAX_IN_FLIGHT: usize = 1024;
-/// Default cap on the text of one request, in characters.
-pub const DEFAULT_MAX_TEXT_CHARS: usize = 4096;
 /// Default bound on running streams once a drain began.
 pub const DEFAULT_DRAIN_SECONDS: u64 = 30;
 /// Default for a request's wait in a worker's queue.
@@ -52,9 +50,9 @@ pub struct GatewayArgs {
     /// Most requests in flight; more are answered RESOURCE_EXHAUSTED at once.
     #[arg(long, env = environment::MAX_IN_FLIGHT, default_value_t = DEFAULT_MAX_IN_FLIGHT)]
     pub max_in_flight: usize,
-    /// Longest text of one request, in characters; a model's own limit may be lower.
-    #[arg(long, env = environment::MAX_TEXT_CHARS, default_value_t = DEFAULT_MAX_TEXT_CHARS)]
-    pub max_text_chars: usize,
+    /// Longest text of one request, in characters, where that is less than what its deployment allows.
+    #[arg(long, env = environment::MAX_TEXT_CHARS)]
+    pub max_text_chars: Option<usize>,
     /// Seconds that running streams may take to finish after SIGTERM.
     #[arg(long, env = environment::DRAIN_SECONDS, default_value_t = DEFAULT_DRAIN_SECONDS)]
     pub drain_seconds: u64,
@@ -90,8 +88,8 @@ pub struct Config {
     pub discovery: DiscoveryConfig,
     /// Requests admitted at once.
     pub max_in_flight: NonZeroUsize,
-    /// Longest text in characters, whatever a model allows.
-    pub max_text_chars: usize,
+    /// Longest text in characters, whatever a deployment allows; its own limit without one.
+    pub max_text_chars: Option<usize>,
     /// Largest request message in bytes.
     pub max_request_bytes: usize,
     /// How long running streams may go on once a drain began.
@@ -173,7 +171,7 @@ impl Config {
             listen,
             discovery,
             max_in_flight: NonZeroUsize::new(DEFAULT_MAX_IN_FLIGHT).expect("the default is not zero"),
-            max_text_chars: DEFAULT_MAX_TEXT_CHARS,
+            max_text_chars: None,
             max_request_bytes: MAX_REQUEST_BYTES,
             drain_bound: Duration::from_secs(DEFAULT_DRAIN_SECONDS),
             reflection: true,
@@ -232,7 +230,7 @@ impl TryFrom<GatewayArgs> for Config {
                 "nothing would be admitted; write 1 or more".into(),
             );
         }
-        if args.max_text_chars == 0 {
+        if args.max_text_chars == Some(0) {
             refuse(
                 "--max-text-chars",
                 "0",

@@ -25,7 +25,7 @@ use crate::validate;
 pub(crate) struct Api {
     pub(crate) admission: Arc<Admission>,
     pub(crate) router: Router,
-    pub(crate) max_text_chars: usize,
+    pub(crate) max_text_chars: Option<usize>,
     pub(crate) stream: StreamConfig,
     pub(crate) link: LinkConfig,
 }
