@@ -109,7 +109,7 @@ pub(crate) fn finish_reason(reason: FinishReason) -> v1::FinishReason {
 /// The response stream of a request whose audio is made in this worker. It holds the request: dropping it is a
 /// kill, and frees the request's place.
 pub(crate) struct LocalStream {
-    started: Option<v1::WorkerStarted>,
+    started: v1::WorkerStarted,
     events: Option<Events>,
     meter: AudioMeter,
     place: Place,
@@ -118,10 +118,7 @@ pub(crate) struct LocalStream {
 impl LocalStream {
     pub(crate) fn new(running: Running, place: Place) -> Self {
         LocalStream {
-            started: Some(v1::WorkerStarted {
-                max_frames: running.max_frames,
-                prompt_positions: running.prompt_positions,
-            }),
+            started: running.started(),
             events: Some(running.events),
             meter: AudioMeter::new(),
             place,
@@ -144,7 +141,7 @@ impl LocalStream {
             }
             OutputEvent::Started { queued } => {
                 meter::queued(queued);
-                None
+                Some(Ok(Piece::Started(self.started)))
             }
             // Nobody outside this worker waits for these.
             OutputEvent::Items { .. } | OutputEvent::Result { .. } => None,
@@ -152,9 +149,6 @@ impl LocalStream {
     }
 
     fn poll_piece(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Piece, Failure>>> {
-        if let Some(started) = self.started.take() {
-            return Poll::Ready(Some(Ok(Piece::Started(started))));
-        }
         loop {
             let Some(events) = &mut self.events else {
                 return Poll::Ready(None);

@@ -207,6 +207,21 @@ async fn frames_go_over_and_audio_comes_back_to_the_caller() {
 }
 
 #[tokio::test]
+async fn a_request_is_started_when_the_talker_starts_it() {
+    let manager = FakeManager::start().await;
+    let codec = codec(&manager).await;
+    let talker = talker(&manager).await.serving().await;
+    talker.backend.full(true);
+    let mut stream = talker.synthesize("a").await.unwrap();
+    // The codec worker has a place for it, and has started already.
+    codec.backend.until_live(1).await;
+    let waits = tokio::time::timeout(Duration::from_millis(100), stream.message()).await;
+    assert!(waits.is_err(), "its turn has not come: {waits:?}");
+    talker.backend.started("a");
+    assert!(matches!(next(&mut stream).await, Event::Started(_)));
+}
+
+#[tokio::test]
 async fn a_caller_that_goes_away_ends_the_request_in_both_workers() {
     let manager = FakeManager::start().await;
     let codec = codec(&manager).await;
