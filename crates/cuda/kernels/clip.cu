@@ -1,13 +1,23 @@
 // One-shot operations of the reference encoders: whole clips, once a request. Everything here is f32 arithmetic; a
-// product with bf16 weights takes its inputs rounded to bf16.
+// product with 16-bit weights takes its inputs rounded to their type.
 
-__device__ __forceinline__ float round_bf16(float x) { return low_bf16(pack_bf16(x, 0.0f)); }
+enum { AS_F32 = 0, AS_BF16, AS_F16 };
 
-// Element (n, k) of a matrix in mma.m16n8k16 A fragments, as gemm.cu has it.
-__device__ __forceinline__ float tiled_weight(const bf16_t* w, int k_tiles, int n, int k) {
-    int r = n % 16, c = k % 16, lane = (r % 8) * 4 + (c % 8) / 2;
+__device__ __forceinline__ float widened(int as, bf16_t bits) {
+    return as == AS_F16 ? f16_to_float(bits) : bf16_to_float(bits);
+}
+
+__device__ __forceinline__ float rounded(int as, float x) {
+    return as == AS_F32 ? x : widened(as, (bf16_t)(as == AS_F16 ? pack_f16(x, 0.0f) : pack_bf16(x, 0.0f)));
+}
+
+// Element (n, k) of a matrix: row-major f32, or 16 bits in mma.m16n8k16's A fragments, as gemm.cu has it.
+template <int AS>
+__device__ __forceinline__ float weight_at(const void* w, int k_all, int n, int k) {
+    if (AS == AS_F32) return ((const float*)w)[(i64)n * k_all + k];
+    int r = n % 16, c = k % 16, lane = (r % 8) * 4 + (c % 8) / 2, k_tiles = (k_all + 15) / 16;
     int slot = (c / 8) * 4 + (r / 8) * 2 + c % 2;
-    return bf16_to_float(w[((i64)(n / 16) * k_tiles + k / 16) * 256 + lane * 8 + slot]);
+    return widened(AS, ((const bf16_t*)w)[((i64)(n / 16) * k_tiles + k / 16) * 256 + lane * 8 + slot]);
 }
 
 // enum laneway_device::op::Padding, in its order.
@@ -32,12 +42,12 @@ struct ClipConv {
 
 // A block makes 64 outputs of 64 rows; k ascends, one fused multiply-add each. The next step's operands are asked for
 // while this one's are multiplied.
-template <bool BF16>
+template <int AS>
 __device__ __forceinline__ void conv1d(const ClipConv& c) {
     constexpr int TILE = 64, STEP = 16;
     __shared__ __align__(16) float xs[STEP][TILE + 4];
     __shared__ __align__(16) float ws[STEP][TILE + 4];
-    const int tid = threadIdx.x, k_all = c.taps * c.c_in, k_tiles = (k_all + 15) / 16;
+    const int tid = threadIdx.x, k_all = c.taps * c.c_in;
     const int row_first = BLOCK_X * TILE, channel_first = BLOCK_Y * TILE;
     release_dependents();
     dependency_wait();
@@ -54,9 +64,7 @@ __device__ __forceinline__ void conv1d(const ClipConv& c) {
                 const int t = source_row(row * c.stride + tap * c.dilation - c.pad_left, c.rows_in, c.padding);
                 if (t >= 0) v = c.x[(i64)t * c.c_in + channel];
             }
-            if (k < k_all && n < c.c_out)
-                weight =
-                    BF16 ? tiled_weight((const bf16_t*)c.w, k_tiles, n, k) : ((const float*)c.w)[(i64)n * k_all + k];
+            if (k < k_all && n < c.c_out) weight = weight_at<AS>(c.w, k_all, n, k);
             x_next[i] = v;
             w_next[i] = weight;
         }
@@ -70,7 +78,7 @@ __device__ __forceinline__ void conv1d(const ClipConv& c) {
         for (int i = 0; i < 4; ++i) {
             const int r = tid / STEP + i * 16;
             float v = k0 + kk < k_all ? activate(c.input_activation, x_next[i]) : 0.0f;
-            xs[kk][r] = BF16 ? round_bf16(v) : v;
+            xs[kk][r] = rounded(AS, v);
             ws[kk][r] = w_next[i];
         }
         __syncthreads();
@@ -103,16 +111,17 @@ __device__ __forceinline__ void conv1d(const ClipConv& c) {
     }
 }
 
-#define CONV1D(NAME, WEIGHT, BF16)                                                                                  \
+#define CONV1D(NAME, AS)                                                                                            \
     extern "C" __global__ void __launch_bounds__(256)                                                               \
-        NAME(const float* x, const WEIGHT* w, const float* bias, const float* residual, float* out, int rows_in,    \
+        NAME(const float* x, const void* w, const float* bias, const float* residual, float* out, int rows_in,      \
              int rows_out, int c_in, int c_out, int taps, int stride, int dilation, int pad_left, int padding,      \
              int input_activation, int activation) {                                                                \
-        conv1d<BF16>(ClipConv{x, w, bias, residual, out, rows_in, rows_out, c_in, c_out, taps, stride, dilation,    \
-                              pad_left, padding, input_activation, activation});                                    \
+        conv1d<AS>(ClipConv{x, w, bias, residual, out, rows_in, rows_out, c_in, c_out, taps, stride, dilation,      \
+                            pad_left, padding, input_activation, activation});                                      \
     }
-CONV1D(conv1d_f32, float, false)
-CONV1D(conv1d_bf16, bf16_t, true)
+CONV1D(conv1d_f32, AS_F32)
+CONV1D(conv1d_bf16, AS_BF16)
+CONV1D(conv1d_f16, AS_F16)
 
 // ---------------------------------------------------------------------------------------------------------------
 // Over time, per channel. A block takes 32 channels, a warp every 32nd row of them: lane c of warp w reduces rows w,

@@ -1,4 +1,4 @@
-// Causal convolutions over streams on tensor cores: bf16 weights, channels in whole tiles.
+// Causal convolutions over streams on tensor cores: 16-bit weights, channels in whole tiles.
 //
 // Order of a sum: the channels are cut into `slices`, by the weight's shape alone. A slice is accumulated by the tensor
 // cores from zero over steps of 16 channels ascending and, within a step, taps ascending. Slices are added in order
@@ -17,7 +17,7 @@ struct Segment {
 
 __device__ __forceinline__ u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
 
-// Four 8x8 matrices of bf16, lane l names row l%8 of matrix l/8.
+// Four 8x8 matrices of 16-bit values, lane l names row l%8 of matrix l/8.
 __device__ __forceinline__ void load_matrices(u32 (&d)[4], u32 address) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
                  : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
@@ -25,10 +25,14 @@ __device__ __forceinline__ void load_matrices(u32 (&d)[4], u32 address) {
                  : "memory");
 }
 
+template <int AS>
 __device__ __forceinline__ void mma_tile(float (&d)[4], const uint4& a, u32 b0, u32 b1) {
     const u32 fragment[4] = {a.x, a.y, a.z, a.w};
     const u32 columns[2] = {b0, b1};
-    mma_bf16(d, fragment, columns);
+    if (AS == AS_F16)
+        mma_f16(d, fragment, columns);
+    else
+        mma_bf16(d, fragment, columns);
 }
 
 // How the work is divided, see lower/codec.rs.
@@ -84,9 +88,10 @@ __device__ __forceinline__ float4 add4(float4 a, float4 b) {
 }
 
 // A block makes M = 16 MT WM outputs of N = 8 NT WN packed time rows, or its slices' part of them, which the blocks
-// of a cluster then add. Inputs are staged activated, in bf16, [time][channel]: a tap is another first row. c_in is a
+// of a cluster then add. Inputs are staged activated, in the weights' type, [time][channel]: a tap is another first
+// row. The state is f32 or of the weights' type; c_in is a
 // multiple of 16 * slices, c_out of 4; chunk divides c_in / slices.
-template <int MT, int NT, int WM, int WN, int DEPTH, int ROUND>
+template <int AS, int MT, int NT, int WM, int WN, int DEPTH, int ROUND>
 __device__ __forceinline__ void conv_mma(const float* x, const bf16_t* w, const float* alpha, const float* inv_beta,
                                          const Streams& streams, const ConvShape& c, const Cut& cut,
                                          const ConvEpilogue& e) {
@@ -162,6 +167,7 @@ __device__ __forceinline__ void conv_mma(const float* x, const bf16_t* w, const 
     __syncthreads();
     const int n_segments = min(counts[0], N), staged = min(counts[1], cut.capacity);
     if (n_segments == 0) return;
+    const int state_bytes = streams.state_as == AS_F32 ? 4 : 2;
 #pragma unroll 1
     for (int s = warp; s < n_segments; s += THREADS / 32) {
         const Segment segment = segments[s];
@@ -170,8 +176,7 @@ __device__ __forceinline__ void conv_mma(const float* x, const bf16_t* w, const 
             const int position = segment.offset - past + j;  // within the window; negative: carried
             source[segment.base + j] =
                 position >= 0 ? (i64)(x + (i64)(segment.first + position) * c.c_in)
-                              : ~((i64)streams.state +
-                                  (segment.state + (i64)(past + position) * c.c_in) * (streams.state_bf16 ? 2 : 4));
+                              : ~((i64)streams.state + (segment.state + (i64)(past + position) * c.c_in) * state_bytes);
             if (j < segment.rows) staged_row[segment.begin + j] = segment.base + j;
         }
     }
@@ -207,7 +212,7 @@ __device__ __forceinline__ void conv_mma(const float* x, const bf16_t* w, const 
                 const i64 from = source[r];
                 const char* in = (const char*)(from ^ (from >> 63));
                 __builtin_assume(__isGlobal(in));
-                if (from < 0 && streams.state_bf16) {
+                if (from < 0 && streams.state_as != AS_F32) {
                     const uint2 half = *(const uint2*)(in + channel * 2);
                     raw[u].x = half.x;
                     raw[u].y = half.y;
@@ -226,11 +231,11 @@ __device__ __forceinline__ void conv_mma(const float* x, const bf16_t* w, const 
                 if (r >= staged) continue;
                 const bool old = source[r] < 0;
                 uint2 packed = make_uint2(raw[u].x, raw[u].y);
-                if (!(old && streams.state_bf16)) {
+                if (!(old && streams.state_as != AS_F32)) {
                     float4 v = make_float4(__uint_as_float(raw[u].x), __uint_as_float(raw[u].y),
                                            __uint_as_float(raw[u].z), __uint_as_float(raw[u].w));
                     if (alpha && !old) v = snake4(v, al, be);
-                    packed = make_uint2(pack_bf16(v.x, v.y), pack_bf16(v.z, v.w));
+                    packed = make_uint2(narrow_pair<AS>(v.x, v.y), narrow_pair<AS>(v.z, v.w));
                 }
                 *(uint2*)(stage + r * stride + within) = packed;
             }
@@ -257,8 +262,8 @@ __device__ __forceinline__ void conv_mma(const float* x, const bf16_t* w, const 
                     if (j + 1 < NT / 2) load_matrices(b[(j + 1) % 2], columns[j + 1] + at);
 #pragma unroll
                     for (int i = 0; i < MT; ++i) {
-                        mma_tile(acc[i][2 * j], a[d][i], b[j % 2][0], b[j % 2][1]);
-                        mma_tile(acc[i][2 * j + 1], a[d][i], b[j % 2][2], b[j % 2][3]);
+                        mma_tile<AS>(acc[i][2 * j], a[d][i], b[j % 2][0], b[j % 2][1]);
+                        mma_tile<AS>(acc[i][2 * j + 1], a[d][i], b[j % 2][2], b[j % 2][3]);
                     }
                 }
                 if (step + d + DEPTH < steps) load_weights(a[d]);
@@ -337,16 +342,19 @@ __device__ __forceinline__ void conv_mma(const float* x, const bf16_t* w, const 
     cluster.leave();
 }
 
-// conv_mma_{outputs}x{rows}
-#define CONV_MMA(NAME, MT, NT, WM, WN, DEPTH, ROUND)                                                                \
+// conv_mma_{type}_{outputs}x{rows}
+#define CONV_MMA_AS(NAME, AS, MT, NT, WM, WN, DEPTH, ROUND)                                                         \
     extern "C" __global__ void __launch_bounds__(WM * WN * 32, 2)                                                   \
-        NAME(CONV_PARAMETERS(bf16_t), int slices, int blocks, int share, int chunk, int capacity) {                 \
-        conv_mma<MT, NT, WM, WN, DEPTH, ROUND>(                                                                     \
-            x, w, alpha, inv_beta, CONV_STREAMS, ConvShape{c_in, c_out, taps, dilation},                            \
+        NAME(CONV_PARAMETERS, int slices, int blocks, int share, int chunk, int capacity) {                         \
+        conv_mma<AS, MT, NT, WM, WN, DEPTH, ROUND>(                                                                 \
+            x, (const bf16_t*)w, alpha, inv_beta, CONV_STREAMS, ConvShape{c_in, c_out, taps, dilation},             \
             Cut{slices, blocks, share, chunk, capacity}, ConvEpilogue{bias, residual, out, clamp});                 \
     }
-CONV_MMA(conv_mma_64x32, 1, 2, 4, 2, 8, 8)
-CONV_MMA(conv_mma_96x64, 2, 4, 3, 2, 4, 6)
-CONV_MMA(conv_mma_96x128, 2, 8, 3, 2, 2, 6)
-CONV_MMA(conv_mma_128x64, 2, 4, 4, 2, 4, 4)
-CONV_MMA(conv_mma_128x128, 2, 8, 4, 2, 2, 3)
+#define CONV_MMA(SIZE, MT, NT, WM, WN, DEPTH, ROUND)                                                                \
+    CONV_MMA_AS(conv_mma_bf16_##SIZE, AS_BF16, MT, NT, WM, WN, DEPTH, ROUND)                                        \
+    CONV_MMA_AS(conv_mma_f16_##SIZE, AS_F16, MT, NT, WM, WN, DEPTH, ROUND)
+CONV_MMA(64x32, 1, 2, 4, 2, 8, 8)
+CONV_MMA(96x64, 2, 4, 3, 2, 4, 6)
+CONV_MMA(96x128, 2, 8, 3, 2, 2, 6)
+CONV_MMA(128x64, 2, 4, 4, 2, 4, 4)
+CONV_MMA(128x128, 2, 8, 4, 2, 2, 3)

@@ -1,8 +1,8 @@
 // Causal convolutions over streams without tensor cores, their state, and depthwise ones. k ascends.
 
-// Any shape: f32 weights, and bf16 ones whose channels do not divide into tiles. A block makes 64 outputs of 64 rows.
+// Any shape: f32 weights, and 16-bit ones whose channels do not divide into tiles. A block makes 64 outputs of 64 rows.
 
-template <bool BF16>
+template <int AS>
 __device__ __forceinline__ void conv_any(const float* x, const void* w, const float* alpha, const float* inv_beta,
                                          const Streams& streams, const ConvShape& c, const ConvEpilogue& e) {
     constexpr int TILE = 64, STEP = 16;
@@ -10,10 +10,9 @@ __device__ __forceinline__ void conv_any(const float* x, const void* w, const fl
     __shared__ __align__(16) float ws[STEP][TILE + 4];
     __shared__ int row_first[TILE];  // first row of the row's window; -1: none
     __shared__ i64 row_state[TILE];
-    const int tid = threadIdx.x, k_all = c.taps * c.c_in, k_tiles = (k_all + 15) / 16;
+    const int tid = threadIdx.x, k_all = c.taps * c.c_in;
     const int past = (c.taps - 1) * c.dilation;
     const int tile_first = BLOCK_Y * TILE, channel_first = BLOCK_X * TILE;
-    const bool rounded = BF16 || streams.state_bf16;
     release_dependents();
     dependency_wait();
 
@@ -48,12 +47,9 @@ __device__ __forceinline__ void conv_any(const float* x, const void* w, const fl
                     v = carried(streams, row_state[r] + (i64)(past + position) * c.c_in + channel);
                 }
             }
-            xs[kk][r] = rounded ? round_bf16(v) : v;
+            xs[kk][r] = rounded(AS, rounded(streams.state_as, v));
             const int n = channel_first + r;
-            float weight = 0.0f;
-            if (n < c.c_out && k < k_all)
-                weight = BF16 ? tiled_weight((const bf16_t*)w, k_tiles, n, k) : ((const float*)w)[(i64)n * k_all + k];
-            ws[kk][r] = weight;
+            ws[kk][r] = n < c.c_out && k < k_all ? weight_at<AS>(w, k_all, n, k) : 0.0f;
         }
         __syncthreads();
 #pragma unroll
@@ -79,29 +75,29 @@ __device__ __forceinline__ void conv_any(const float* x, const void* w, const fl
     }
 }
 
-#define CONV_ANY(NAME, WEIGHT, BF16)                                                                                \
-    extern "C" __global__ void __launch_bounds__(256) NAME(CONV_PARAMETERS(WEIGHT)) {                               \
-        conv_any<BF16>(x, w, alpha, inv_beta, CONV_STREAMS,     \
-                       ConvShape{c_in, c_out, taps, dilation}, ConvEpilogue{bias, residual, out, clamp});  \
+#define CONV_ANY(NAME, AS)                                                                                          \
+    extern "C" __global__ void __launch_bounds__(256) NAME(CONV_PARAMETERS) {                                       \
+        conv_any<AS>(x, w, alpha, inv_beta, CONV_STREAMS, ConvShape{c_in, c_out, taps, dilation},                   \
+                     ConvEpilogue{bias, residual, out, clamp});                                                     \
     }
-CONV_ANY(conv_any_f32, float, false)
-CONV_ANY(conv_any_bf16, bf16_t, true)
+CONV_ANY(conv_any_f32, AS_F32)
+CONV_ANY(conv_any_bf16, AS_BF16)
+CONV_ANY(conv_any_f16, AS_F16)
 
 // ---------------------------------------------------------------------------------------------------------------
 // One output of seven taps side by side: the samples. A block makes 128 rows of one window; four lanes share four rows,
 // lane j takes every fourth channel from j on. Staged rows are c_in + 1 floats apart.
 
-template <bool BF16>
+template <int AS>
 __device__ __forceinline__ void conv_to_one(const float* x, const void* w, const float* alpha, const float* inv_beta,
                                             const Streams& streams, const ConvShape& c, const ConvEpilogue& e) {
     constexpr int TAPS = 7, ROWS = 128, PAST = TAPS - 1;
     extern __shared__ __align__(16) float to_one_shared[];
     __shared__ int found;
-    const int tid = threadIdx.x, stride = c.c_in + 1, k_tiles = (TAPS * c.c_in + 15) / 16;
+    const int tid = threadIdx.x, stride = c.c_in + 1;
     float* ws = to_one_shared;
     float* xs = ws + TAPS * c.c_in;
-    for (int k = tid; k < TAPS * c.c_in; k += ROWS)
-        ws[k] = BF16 ? tiled_weight((const bf16_t*)w, k_tiles, 0, k) : ((const float*)w)[k];
+    for (int k = tid; k < TAPS * c.c_in; k += ROWS) ws[k] = weight_at<AS>(w, TAPS * c.c_in, 0, k);
     release_dependents();
     dependency_wait();
 
@@ -136,7 +132,7 @@ __device__ __forceinline__ void conv_to_one(const float* x, const void* w, const
                 const int r = row + u * ROWS / 32, position = tile_first - window.first - PAST + r;
                 if (r >= ROWS + PAST) continue;
                 if (alpha && position >= 0) v[u] = snake(v[u], al, be);
-                xs[r * stride + channel] = BF16 || streams.state_bf16 ? round_bf16(v[u]) : v[u];
+                xs[r * stride + channel] = rounded(AS, rounded(streams.state_as, v[u]));
             }
         }
     }
@@ -165,14 +161,14 @@ __device__ __forceinline__ void conv_to_one(const float* x, const void* w, const
     store_one(e, tile_first + row + j, 0, v);
 }
 
-#define CONV_TO_ONE(NAME, WEIGHT, BF16)                                                                             \
-    extern "C" __global__ void __launch_bounds__(128) NAME(CONV_PARAMETERS(WEIGHT)) {                               \
-        conv_to_one<BF16>(x, w, alpha, inv_beta, CONV_STREAMS,  \
-                          ConvShape{c_in, c_out, taps, dilation},                                          \
-                          ConvEpilogue{bias, residual, out, clamp});                                                \
+#define CONV_TO_ONE(NAME, AS)                                                                                       \
+    extern "C" __global__ void __launch_bounds__(128) NAME(CONV_PARAMETERS) {                                       \
+        conv_to_one<AS>(x, w, alpha, inv_beta, CONV_STREAMS, ConvShape{c_in, c_out, taps, dilation},                \
+                        ConvEpilogue{bias, residual, out, clamp});                                                  \
     }
-CONV_TO_ONE(conv_to_one_f32, float, false)
-CONV_TO_ONE(conv_to_one_bf16, bf16_t, true)
+CONV_TO_ONE(conv_to_one_f32, AS_F32)
+CONV_TO_ONE(conv_to_one_bf16, AS_BF16)
+CONV_TO_ONE(conv_to_one_f16, AS_F16)
 
 // ---------------------------------------------------------------------------------------------------------------
 // The last `past` activated inputs of each window become its slot's state. Behind the convolution, which reads the
@@ -180,7 +176,7 @@ CONV_TO_ONE(conv_to_one_bf16, bf16_t, true)
 // what later rows still need lies behind what has been written.
 
 extern "C" __global__ void __launch_bounds__(256)
-    conv_state(const float* x, const float* alpha, const float* inv_beta, void* state, int state_bf16, i64 slot_stride,
+    conv_state(const float* x, const float* alpha, const float* inv_beta, void* state, int state_as, i64 slot_stride,
                int slots, const int* windows, int count, int rate, int rows, int channels, int past) {
     release_dependents();
     dependency_wait();
@@ -208,7 +204,7 @@ extern "C" __global__ void __launch_bounds__(256)
             const int row = first + threadIdx.x / 32 + i * 8;
             if (!active || row >= past) continue;
             if (alpha && row + window.rows >= past) v[i] = snake(v[i], al, be);
-            carry(state, state_bf16, window.state + (i64)row * channels + channel, v[i]);
+            carry(state, state_as, window.state + (i64)row * channels + channel, v[i]);
         }
         __syncthreads();
     }
@@ -219,7 +215,7 @@ extern "C" __global__ void __launch_bounds__(256)
 
 extern "C" __global__ void __launch_bounds__(128)
     depthwise_conv(const float* __restrict__ x, const float* __restrict__ w, const float* __restrict__ bias,
-                   void* state, int state_bf16, i64 slot_stride, int slots, const int* windows, int count, int rate,
+                   void* state, int state_as, i64 slot_stride, int slots, const int* windows, int count, int rate,
                    int rows, float* __restrict__ out, int channels, int taps) {
     release_dependents();
     dependency_wait();
@@ -251,7 +247,7 @@ extern "C" __global__ void __launch_bounds__(128)
                 float sum = 0.0f;
 #pragma unroll
                 for (int tap = 0; tap < TAPS; ++tap)
-                    sum = __fmaf_rn(state_bf16 ? round_bf16(v[i + tap]) : v[i + tap], weight[tap], sum);
+                    sum = __fmaf_rn(rounded(state_as, v[i + tap]), weight[tap], sum);
                 to[(i64)(t + i) * channels] = __fadd_rn(sum, b);
             }
             for (int moved = 0; moved < n; ++moved) {
@@ -260,17 +256,16 @@ extern "C" __global__ void __launch_bounds__(128)
             }
         }
 #pragma unroll
-        for (int i = 0; i < TAPS - 1; ++i) carry(state, state_bf16, own + (i64)i * channels, v[i]);
+        for (int i = 0; i < TAPS - 1; ++i) carry(state, state_as, own + (i64)i * channels, v[i]);
         return;
     }
     for (int t = 0; t < window.rows; ++t) {
         float sum = 0.0f;
         for (int tap = 0; tap < taps; ++tap) {
             const int position = t - past + tap;
-            float v = position >= 0 ? in[(i64)position * channels]
-                                    : carried(streams, own + (i64)(past + position) * channels);
-            if (state_bf16) v = round_bf16(v);
-            sum = __fmaf_rn(v, w[tap * channels + channel], sum);
+            const float v = position >= 0 ? in[(i64)position * channels]
+                                          : carried(streams, own + (i64)(past + position) * channels);
+            sum = __fmaf_rn(rounded(state_as, v), w[tap * channels + channel], sum);
         }
         to[(i64)t * channels] = __fadd_rn(sum, b);
     }
@@ -284,6 +279,6 @@ extern "C" __global__ void __launch_bounds__(128)
         }
 #pragma unroll
         for (int i = 0; i < 8; ++i)
-            if (first + i < past) carry(state, state_bf16, own + (i64)(first + i) * channels, v[i]);
+            if (first + i < past) carry(state, state_as, own + (i64)(first + i) * channels, v[i]);
     }
 }

@@ -325,7 +325,7 @@ __device__ __forceinline__ void gemm_many_body(const void* x, int x_kept, const 
 #endif
     constexpr int MINE = SEGMENTS / BLOCKS, LEVELS = MINE == 8 ? 3 : MINE == 4 ? 2 : MINE == 2 ? 1 : 0;
     constexpr int TILES = COLS / 8;
-    constexpr int STAGES = LEVELS >= 2 ? 3 : 4;          // chunks on their way or in use
+    constexpr int STAGES = LEVELS > 0 ? 3 : 4;  // chunks on their way or in use: two blocks fit a multiprocessor
     constexpr int STAGE_WEIGHTS = 8 * CHUNK_TILES * 32;  // uint4
     constexpr int STAGE_INPUTS = COLS * PITCH;           // 16-bit
     extern __shared__ __align__(16) unsigned char dynamic_shared[];
@@ -432,16 +432,23 @@ __device__ __forceinline__ void gemm_many_body(const void* x, int x_kept, const 
         const bf16_t* b_base =
             staged_inputs + stage * STAGE_INPUTS + ((lane / 16) * 8 + lane % 8) * PITCH + ((lane / 8) % 2) * 8;
         const int count = use.count();
+        // Fragments of a step are asked for while the products of the step before run.
+        u32 b[2][TILES / 2][4];
+        uint4 a[2];
+        auto load_step = [&](int i) {
+            a[i & 1] = a_base[i * 32];
+#pragma unroll
+            for (int t = 0; t < TILES / 2; t++) load_matrices(b[i & 1][t], b_base + t * 16 * PITCH + i * 16);
+        };
+        load_step(0);
 #pragma unroll
         for (int i = 0; i < CHUNK_TILES; i++) {
             if (i < count) {
-                const uint4 a = a_base[i * 32];
+                if (i + 1 < CHUNK_TILES && i + 1 < count) load_step(i + 1);
 #pragma unroll
-                for (int t = 0; t < TILES; t += 2) {
-                    u32 b[4];
-                    load_matrices(b, b_base + t * 8 * PITCH + i * 16);
-                    mma_tile<F16>(acc[t], a, b[0], b[1]);
-                    mma_tile<F16>(acc[t + 1], a, b[2], b[3]);
+                for (int t = 0; t < TILES / 2; t++) {
+                    mma_tile<F16>(acc[2 * t], a[i & 1], b[i & 1][t][0], b[i & 1][t][1]);
+                    mma_tile<F16>(acc[2 * t + 1], a[i & 1], b[i & 1][t][2], b[i & 1][t][3]);
                 }
             }
         }
@@ -508,6 +515,18 @@ GEMM_MANY_TYPES(32, 8)
 GEMM_MANY_TYPES(64, 1)
 GEMM_MANY_TYPES(64, 4)
 GEMM_MANY_TYPES(64, 8)
+
+// silu(x[..width]) * x[width..] to the type of the product behind it: for shapes that do not divide into tiles.
+extern "C" __global__ void __launch_bounds__(256)
+    silu_mul_narrow(const float* x, bf16_t* out, int rows, int width, int f16) {
+    release_dependents();
+    dependency_wait();
+    const i64 i = (i64)BLOCK_X * 256 + threadIdx.x;
+    if (i >= (i64)rows * width) return;
+    const float* row = x + i / width * 2 * width + i % width;
+    const float v = gate(row[0], row[width]);
+    out[i] = (bf16_t)(f16 ? pack_f16(v, 0.0f) : pack_bf16(v, 0.0f));
+}
 
 // RMS norm to the type of the product behind it, a warp a row: the same values that gemm_few_norm makes.
 template <bool F16>

@@ -1,7 +1,25 @@
 // What convolutions over streams with carried state share: stands in front of codec.cu and codec_any.cu.
 //
-// Inputs are rounded to bf16 where weights are bf16, and where the state is: what is carried then has the bits that
-// it would have within a window.
+// Inputs are rounded to the weights' type where that has 16 bits, and before that to the state's: what is carried then
+// has the bits that it would have within a window.
+
+// Element types: what lower/codec.rs calls `kind`.
+enum { AS_F32 = 0, AS_BF16, AS_F16 };
+
+template <int AS>
+__device__ __forceinline__ u32 narrow_pair(float low, float high) {
+    return AS == AS_F16 ? pack_f16(low, high) : pack_bf16(low, high);
+}
+
+__device__ __forceinline__ float widened(int as, bf16_t bits) {
+    return as == AS_F16 ? f16_to_float(bits) : bf16_to_float(bits);
+}
+
+__device__ __forceinline__ bf16_t narrowed(int as, float x) {
+    return (bf16_t)(as == AS_F16 ? pack_f16(x, 0.0f) : pack_bf16(x, 0.0f));
+}
+
+__device__ __forceinline__ float rounded(int as, float x) { return as == AS_F32 ? x : widened(as, narrowed(as, x)); }
 
 // Time rows of one stream; `first` and `rows` count rows at this depth.
 struct Window {
@@ -17,7 +35,7 @@ struct Streams {
     int rate;
     int rows;
     const void* state;  // of slot 0; null: nothing is carried
-    int state_bf16;
+    int state_as;
     i64 slot_stride;
     int slots;
 };
@@ -36,14 +54,14 @@ __device__ __forceinline__ Window read_window(const Streams& s, int i) {
 }
 
 __device__ __forceinline__ float carried(const Streams& s, i64 at) {
-    return s.state_bf16 ? bf16_to_float(((const bf16_t*)s.state)[at]) : ((const float*)s.state)[at];
+    return s.state_as == AS_F32 ? ((const float*)s.state)[at] : widened(s.state_as, ((const bf16_t*)s.state)[at]);
 }
 
-__device__ __forceinline__ void carry(void* state, int bf16, i64 at, float v) {
-    if (bf16)
-        ((bf16_t*)state)[at] = (bf16_t)pack_bf16(v, 0.0f);
-    else
+__device__ __forceinline__ void carry(void* state, int as, i64 at, float v) {
+    if (as == AS_F32)
         ((float*)state)[at] = v;
+    else
+        ((bf16_t*)state)[at] = narrowed(as, v);
 }
 
 // sin²(x) as cpu/kernels/math.rs has it, every operation rounded: the state's values are made by another
@@ -72,14 +90,14 @@ __device__ __forceinline__ float4 snake4(float4 x, float4 alpha, float4 inv_beta
                        snake(x.z, alpha.z, inv_beta.z), snake(x.w, alpha.w, inv_beta.w));
 }
 
-// Element (n, k) of a matrix in mma.m16n8k16 A fragments, as gemm.cu has it.
-__device__ __forceinline__ float tiled_weight(const bf16_t* w, int k_tiles, int n, int k) {
-    int r = n % 16, c = k % 16, lane = (r % 8) * 4 + (c % 8) / 2;
+// Element (n, k) of a matrix: row-major f32, or 16 bits in mma.m16n8k16's A fragments, as gemm.cu has it.
+template <int AS>
+__device__ __forceinline__ float weight_at(const void* w, int k_all, int n, int k) {
+    if (AS == AS_F32) return ((const float*)w)[(i64)n * k_all + k];
+    int r = n % 16, c = k % 16, lane = (r % 8) * 4 + (c % 8) / 2, k_tiles = (k_all + 15) / 16;
     int slot = (c / 8) * 4 + (r / 8) * 2 + c % 2;
-    return bf16_to_float(w[((i64)(n / 16) * k_tiles + k / 16) * 256 + lane * 8 + slot]);
+    return widened(AS, ((const bf16_t*)w)[((i64)(n / 16) * k_tiles + k / 16) * 256 + lane * 8 + slot]);
 }
-
-__device__ __forceinline__ float round_bf16(float x) { return low_bf16(pack_bf16(x, 0.0f)); }
 
 struct ConvShape {
     int c_in, c_out, taps, dilation;
@@ -103,9 +121,9 @@ __device__ __forceinline__ void store_one(const ConvEpilogue& e, i64 at, int cha
     e.out[at] = finish(e, v, e.bias ? e.bias[channel] : 0.0f, e.residual ? e.residual[at] : 0.0f);
 }
 
-#define CONV_PARAMETERS(WEIGHT)                                                                                     \
-    const float *x, const WEIGHT *w, const float *bias, const float *alpha, const float *inv_beta,                  \
-        const void *state, int state_bf16, i64 slot_stride, int slots, const int *windows, int count, int rate,     \
+#define CONV_PARAMETERS                                                                                             \
+    const float *x, const void *w, const float *bias, const float *alpha, const float *inv_beta,                    \
+        const void *state, int state_as, i64 slot_stride, int slots, const int *windows, int count, int rate,       \
         int rows, const float *residual, float *out, int clamp, int c_in, int c_out, int taps, int dilation
 #define CONV_STREAMS \
-    Streams { windows, count, rate, rows, state, state_bf16, slot_stride, slots }
+    Streams { windows, count, rate, rows, state, state_as, slot_stride, slots }

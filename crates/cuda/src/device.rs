@@ -39,7 +39,7 @@ pub enum Precision {
 }
 
 /// What f32 weights become at reduced precision: f16 has three more bits than bf16 and range enough for them.
-pub(crate) const F32_WEIGHTS: DType = DType::Bf16;
+pub(crate) const F32_WEIGHTS: DType = DType::F16;
 
 /// How to open a CUDA device.
 #[derive(Debug, Clone, Default)]

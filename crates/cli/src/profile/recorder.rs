@@ -73,6 +73,10 @@ impl Device for Recorder {
         self.inner.pack_matrix(spec)
     }
 
+    fn activation_dtype(&self, weights: &Matrix) -> laneway_device::DType {
+        self.inner.activation_dtype(weights)
+    }
+
     fn create_stream(&self, config: StreamConfig) -> Result<Arc<dyn Stream>> {
         Ok(Arc::new(RecordingStream {
             inner: self.inner.create_stream(config)?,

@@ -19,6 +19,7 @@ pub(super) fn conv1d(op: &op::Conv1d, out: &mut Vec<Launch>) {
     out.push(Launch {
         kernel: match op.w.packed.dtype() {
             DType::Bf16 => "conv1d_bf16",
+            DType::F16 => "conv1d_f16",
             _ => "conv1d_f32",
         },
         grid: [

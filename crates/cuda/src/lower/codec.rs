@@ -1,6 +1,6 @@
 //! Causal convolutions with carried state.
 //!
-//! bf16 weights go through tensor cores. Early layers have few rows and much weight (a step of one stream has 32 rows
+//! 16-bit weights go through tensor cores. Early layers have few rows and much weight (a step of one stream has 32 rows
 //! against 8 MB), late ones many rows and little weight, so the sum over k is cut into slices that the blocks of a
 //! cluster share: weights then stream through every multiprocessor, and no block stages more inputs than those of
 //! its slice. The weight's shape alone says how many slices; the rows pick the tile, which changes no bit.
@@ -13,33 +13,55 @@ use crate::launch::{Args, Launch};
 
 /// What `conv_mma_*` makes of one size of tile.
 struct Tile {
-    kernel: &'static str,
+    bf16: &'static str,
+    f16: &'static str,
     outputs: usize,
     rows: usize,
     threads: usize,
 }
 
-const fn tile(kernel: &'static str, outputs: usize, rows: usize, threads: usize) -> Tile {
-    Tile {
-        kernel,
-        outputs,
-        rows,
-        threads,
-    }
-}
-
 /// The tile for few rows.
-const FEW: Tile = tile("conv_mma_64x32", 64, 32, 256);
+const FEW: Tile = Tile {
+    bf16: "conv_mma_bf16_64x32",
+    f16: "conv_mma_f16_64x32",
+    outputs: 64,
+    rows: 32,
+    threads: 256,
+};
 /// Tiles for more, widest first: a wide tile reads weights and inputs less often, but there must be enough of them.
 const WIDE: [Tile; 3] = [
-    tile("conv_mma_128x128", 128, 128, 256),
-    tile("conv_mma_128x64", 128, 64, 256),
+    Tile {
+        bf16: "conv_mma_bf16_128x128",
+        f16: "conv_mma_f16_128x128",
+        outputs: 128,
+        rows: 128,
+        threads: 256,
+    },
+    Tile {
+        bf16: "conv_mma_bf16_128x64",
+        f16: "conv_mma_f16_128x64",
+        outputs: 128,
+        rows: 64,
+        threads: 256,
+    },
     FEW,
 ];
 /// As [`WIDE`] for outputs that divide into 96, not into 128: 96, 192 and 288 of the released codec.
 const NARROW: [Tile; 3] = [
-    tile("conv_mma_96x128", 96, 128, 192),
-    tile("conv_mma_96x64", 96, 64, 192),
+    Tile {
+        bf16: "conv_mma_bf16_96x128",
+        f16: "conv_mma_f16_96x128",
+        outputs: 96,
+        rows: 128,
+        threads: 192,
+    },
+    Tile {
+        bf16: "conv_mma_bf16_96x64",
+        f16: "conv_mma_f16_96x64",
+        outputs: 96,
+        rows: 64,
+        threads: 192,
+    },
     FEW,
 ];
 
@@ -108,7 +130,16 @@ pub(super) fn depthwise(op: &op::DepthwiseConv, out: &mut Vec<Launch>) {
     });
 }
 
-/// `state, state_bf16, slot_stride, slots, windows, count, rate, rows`; a slot carries `carried` elements.
+/// What the kernels call an element type.
+fn kind(dtype: DType) -> usize {
+    match dtype {
+        DType::Bf16 => 1,
+        DType::F16 => 2,
+        _ => 0,
+    }
+}
+
+/// `state, state_as, slot_stride, slots, windows, count, rate, rows`; a slot carries `carried` elements.
 fn streams(args: Args, state: Option<&StateSlice>, carried: usize, windows: &Windows, rows: usize) -> Args {
     let args = match state {
         Some(state) => {
@@ -116,7 +147,7 @@ fn streams(args: Args, state: Option<&StateSlice>, carried: usize, windows: &Win
             let slots = (pool.len - state.offset - carried) / state.slot_stride.max(1) + 1;
             let dtype = pool.buffer.dtype();
             args.address(address(pool) + (state.offset * dtype.size()) as u64)
-                .int(usize::from(dtype == DType::Bf16))
+                .int(kind(dtype))
                 .long(state.slot_stride)
                 .int(slots)
         }
@@ -152,6 +183,7 @@ fn any(op: &op::Conv) -> Launch {
     Launch {
         kernel: match op.w.packed.dtype() {
             DType::Bf16 => "conv_any_bf16",
+            DType::F16 => "conv_any_f16",
             _ => "conv_any_f32",
         },
         grid: [
@@ -176,6 +208,7 @@ fn to_one(op: &op::Conv) -> Option<Launch> {
     fits.then(|| Launch {
         kernel: match op.w.packed.dtype() {
             DType::Bf16 => "conv_to_one_bf16",
+            DType::F16 => "conv_to_one_f16",
             _ => "conv_to_one_f32",
         },
         grid: [op.rows.div_ceil(TO_ONE_ROWS) as u32, 1, 1],
@@ -192,12 +225,16 @@ fn aligned(view: &View) -> bool {
 }
 
 fn tensor_cores(op: &op::Conv, target: Target) -> Option<Launch> {
+    let dtype = op.w.packed.dtype();
+    // A state of the other 16-bit type would need inputs rounded twice.
     let state_fits = op.state.as_ref().is_none_or(|state| {
-        (state.pool.start + state.offset).is_multiple_of(4) && state.slot_stride.is_multiple_of(4)
+        [DType::F32, dtype].contains(&state.pool.buffer.dtype())
+            && (state.pool.start + state.offset).is_multiple_of(4)
+            && state.slot_stride.is_multiple_of(4)
     });
     let views = [Some(&op.x), Some(&op.out), op.bias.as_ref(), op.residual.as_ref()];
     let snake = op.snake.iter().flat_map(|snake| [&snake.alpha, &snake.inv_beta]);
-    let fits = op.w.packed.dtype() == DType::Bf16
+    let fits = matches!(dtype, DType::Bf16 | DType::F16)
         && op.c_in.is_multiple_of(16)
         && op.w.n.is_multiple_of(4)
         && state_fits
@@ -218,13 +255,13 @@ fn tensor_cores(op: &op::Conv, target: Target) -> Option<Launch> {
     let blocks = |tile: &Tile| op.w.n.div_ceil(tile.outputs) * op.rows.div_ceil(tile.rows) * (slices / share);
     let (tile, staging) = tiles.iter().find_map(|tile| {
         let full = op.rows >= tile.rows && blocks(tile) * 4 >= target.sms as usize * 3;
-        let enough = full || tile.kernel == FEW.kernel;
+        let enough = full || tile.bf16 == FEW.bf16;
         let staging = Staging::new(op, tile, slices, share, op.windows.count, target)?;
         enough.then_some((tile, staging))
     })?;
     let cluster = slices / share;
     Some(Launch {
-        kernel: tile.kernel,
+        kernel: if dtype == DType::F16 { tile.f16 } else { tile.bf16 },
         grid: [
             (op.w.n.div_ceil(tile.outputs) * cluster) as u32,
             op.rows.div_ceil(tile.rows) as u32,
@@ -298,3 +335,6 @@ impl Staging {
             })
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -211,17 +211,32 @@ fn in_parts(op: &op::Gemm, out: &mut Vec<Launch>) {
             .int(usize::from(op.accumulate))
             .int(kept(product)),
     });
-    if let Some(scratch) = &op.gated {
-        silu_mul(
-            &op::SiluMul {
-                x: scratch.clone(),
-                rows: op.rows,
-                width: n / 2,
-                out: op.out.clone(),
-            },
-            out,
-        );
+    let Some(scratch) = &op.gated else { return };
+    let width = n / 2;
+    if kept(&op.out) == KEPT_16 {
+        return out.push(Launch {
+            kernel: "silu_mul_narrow",
+            grid: [(op.rows * width).div_ceil(THREADS as usize) as u32, 1, 1],
+            block: THREADS,
+            shared: 0,
+            cluster: 1,
+            args: Args::new()
+                .view(scratch)
+                .view(&op.out)
+                .int(op.rows)
+                .int(width)
+                .int(usize::from(op.out.buffer.dtype() == DType::F16)),
+        });
     }
+    silu_mul(
+        &op::SiluMul {
+            x: scratch.clone(),
+            rows: op.rows,
+            width,
+            out: op.out.clone(),
+        },
+        out,
+    );
 }
 
 /// Blocks of a cluster that share the eight segments: four, or eight where four leave multiprocessors idle.
@@ -265,7 +280,7 @@ fn many_kernel(columns: usize, split: usize, narrow: Narrow) -> &'static str {
 /// block's tree of sums behind them, or, at the end, the block's sums `[columns, 128 + 4]` f32.
 fn many_shared(columns: usize, split: usize) -> u32 {
     let levels = (8 / split).ilog2() as usize;
-    let stages = if levels < 2 { 4 } else { 3 };
+    let stages = if levels == 0 { 4 } else { 3 };
     let (stage, level) = (8 * 4 * 512 + columns * 72 * 2, columns * BLOCK_OUTPUTS * 4);
     let sums = columns * (BLOCK_OUTPUTS + 4) * 4;
     (stages * stage + levels * level).max(sums) as u32

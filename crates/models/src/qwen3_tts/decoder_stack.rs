@@ -203,23 +203,29 @@ pub(super) struct StackWorkspace {
 
 impl StackWorkspace {
     /// For passes of at most `rows` rows.
-    pub(super) fn new(device: &dyn Device, name: &str, config: &StackConfig, rows: usize) -> Result<Self> {
-        let buffer = |part: &str, width: usize| {
+    pub(super) fn new(device: &dyn Device, name: &str, stack: &DecoderStack, rows: usize) -> Result<Self> {
+        let typed = |part: &str, width: usize, dtype| {
             device.alloc(BufferSpec {
                 name: format!("{name}.{part}"),
-                dtype: DType::F32,
+                dtype,
                 len: rows * width,
                 place: Place::Device,
             })
         };
-        let c = config;
+        let buffer = |part: &str, width| typed(part, width, DType::F32);
+        // Every layer's products are of one type.
+        let product = |weight: fn(&Layer) -> &Matrix| match stack.layers.first() {
+            Some(layer) => device.activation_dtype(weight(layer)),
+            None => DType::F32,
+        };
+        let c = &stack.config;
         Ok(Self {
             normed: buffer("normed", c.hidden_size)?,
             qkv: buffer("qkv", c.q_width() + 2 * c.kv_width())?,
             q: buffer("q", c.q_width())?,
             attended: buffer("attended", c.q_width())?,
             gate_up: buffer("gate_up", 2 * c.intermediate_size)?,
-            activated: buffer("activated", c.intermediate_size)?,
+            activated: typed("activated", c.intermediate_size, product(|layer| &layer.down))?,
         })
     }
 }

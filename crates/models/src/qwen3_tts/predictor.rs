@@ -204,7 +204,7 @@ impl PredictorWorkspace {
         // A row's cache is one page with a position for each input of a frame.
         let page_words = PagedCache::page_words(c, groups);
         let workspace = Self {
-            stack: StackWorkspace::new(&**device, "predictor", c, 2 * max_rows)?,
+            stack: StackWorkspace::new(&**device, "predictor", &predictor.stack, 2 * max_rows)?,
             x: float("x", 2 * max_rows * c.hidden_size)?,
             normed: float("normed", max_rows * c.hidden_size)?,
             logits: float("logits", max_rows * c.vocab_size)?,

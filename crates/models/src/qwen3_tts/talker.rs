@@ -160,7 +160,7 @@ impl TalkerWorkspace {
             bytemuck::bytes_of(&(talker.config.tts_pad_token_id as i32)),
         )?;
         let workspace = Self {
-            stack: StackWorkspace::new(&**device, "talker", c, tokens)?,
+            stack: StackWorkspace::new(&**device, "talker", &talker.stack, tokens)?,
             predictor: PredictorWorkspace::new(device, stream, &talker.predictor, rows)?,
             text: float("text", tokens * text_width)?,
             text_inner: float("text_inner", tokens * text_width)?,

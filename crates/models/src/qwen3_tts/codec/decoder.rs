@@ -66,15 +66,23 @@ struct Workspace {
 }
 
 impl Workspace {
-    fn new(device: &dyn Device, c: &CodecDecoderConfig, frames: usize) -> Result<Self> {
-        let buffer = |name: &str, width: usize| {
+    fn new(
+        device: &dyn Device,
+        c: &CodecDecoderConfig,
+        weights: &DecoderWeights,
+        frames: usize,
+    ) -> Result<Self> {
+        let typed = |name: &str, width: usize, dtype| {
             device.alloc(BufferSpec {
                 name: format!("codec_{name}"),
-                dtype: DType::F32,
+                dtype,
                 len: frames * width,
                 place: Place::Device,
             })
         };
+        let buffer = |name: &str, width| typed(name, width, DType::F32);
+        // All products are of one type.
+        let product = device.activation_dtype(&weights.output_proj.w);
         let q = c.num_attention_heads * c.head_dim;
         let kv = c.num_key_value_heads * c.head_dim;
         let latent_rate: usize = c.upsampling_ratios.iter().product();
@@ -95,8 +103,8 @@ impl Workspace {
             q: buffer("q", q)?,
             attended: buffer("attended", q)?,
             gate_up: buffer("gate_up", 2 * c.intermediate_size)?,
-            inner: buffer("inner", c.intermediate_size)?,
-            convnext: buffer("convnext", latent_rate * CONVNEXT_FACTOR * c.latent_dim)?,
+            inner: typed("inner", c.intermediate_size, product)?,
+            convnext: typed("convnext", latent_rate * CONVNEXT_FACTOR * c.latent_dim, product)?,
             wide: [buffer("wide_a", wide)?, buffer("wide_b", wide)?],
             samples: buffer("samples", rate)?,
         })
@@ -241,10 +249,11 @@ impl CodecDecoder {
         pass_frames: usize,
     ) -> Result<Self, LoadError> {
         let pass_frames = pass_frames.max(max_window);
+        let weights = DecoderWeights::load(&Loader::new(device, weights, "decoder."), config)?;
         Ok(Self {
             layout: CodecStateLayout::new(config, max_window),
-            weights: DecoderWeights::load(&Loader::new(device, weights, "decoder."), config)?,
-            work: Workspace::new(device, config, pass_frames)?,
+            work: Workspace::new(device, config, &weights, pass_frames)?,
+            weights,
             config: config.clone(),
             pass_frames,
         })

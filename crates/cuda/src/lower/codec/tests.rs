@@ -1,0 +1,148 @@
+//! Which kernel a convolution of the released codec becomes.
+
+use laneway_device::op::{Conv, StateSlice, Windows};
+use laneway_device::{DType, Matrix};
+
+use super::super::testing::view;
+use super::{Target, conv};
+use crate::launch::Launch;
+
+const H200: Target = Target { sms: 132, arch: 90 };
+const A100: Target = Target { sms: 108, arch: 80 };
+
+/// Inputs, outputs, taps, dilation, time rows a frame, and slices of the sum.
+const SHAPES: &[(usize, usize, usize, usize, usize, usize)] = &[
+    (512, 1024, 3, 1, 1, 4),
+    (1024, 1536, 7, 1, 4, 8),
+    (1536, 6144, 2, 1, 4, 4),
+    (768, 768, 7, 9, 32, 8),
+    (768, 768, 1, 1, 32, 1),
+    (768, 1920, 2, 1, 32, 4),
+    (384, 384, 7, 9, 160, 4),
+    (384, 384, 1, 1, 160, 1),
+    (384, 768, 2, 1, 160, 1),
+    (192, 192, 7, 9, 640, 1),
+    (192, 288, 2, 1, 640, 1),
+    (96, 96, 7, 9, 1920, 1),
+];
+
+fn launches(
+    (c_in, c_out, taps, dilation, rate, _): (usize, usize, usize, usize, usize, usize),
+    streams: usize,
+    target: Target,
+) -> Vec<Launch> {
+    let (rows, k) = (streams * rate, taps * c_in);
+    let past = (taps - 1) * dilation * c_in;
+    let mut out = Vec::new();
+    conv(
+        &Conv {
+            x: view(DType::F32, rows * c_in),
+            rows,
+            w: Matrix {
+                packed: view(DType::Bf16, c_out.next_multiple_of(16) * k).buffer,
+                n: c_out,
+                k,
+            },
+            bias: Some(view(DType::F32, c_out)),
+            c_in,
+            taps,
+            dilation,
+            snake: None,
+            state: (taps > 1).then(|| StateSlice {
+                pool: view(DType::F32, streams * past),
+                slot_stride: past,
+                offset: 0,
+            }),
+            windows: Windows {
+                windows: view(DType::I32, streams * 3),
+                count: streams,
+                rate,
+            },
+            residual: None,
+            clamp: false,
+            out: view(DType::F32, rows * c_out),
+        },
+        target,
+        &mut out,
+    );
+    out
+}
+
+/// The last arguments: slices, blocks of a cluster, slices of a block, channels staged at a time, staged rows.
+fn cut(launch: &Launch) -> [i32; 5] {
+    let fields = launch.args.fields();
+    let int = |(offset, size): &(usize, usize)| {
+        i32::from_ne_bytes(launch.args.bytes()[*offset..offset + size].try_into().unwrap())
+    };
+    let last: Vec<_> = fields[fields.len() - 5..].iter().map(int).collect();
+    last.try_into().unwrap()
+}
+
+#[test]
+fn rows_pick_the_tile_and_never_the_order_of_a_sum() {
+    for target in [H200, A100] {
+        for &shape in SHAPES {
+            for streams in [1, 3, 8, 64, 256] {
+                let launch = &launches(shape, streams, target)[0];
+                assert!(
+                    launch.kernel.starts_with("conv_mma_"),
+                    "{shape:?}: {}",
+                    launch.kernel
+                );
+                let [slices, blocks, share, ..] = cut(launch);
+                assert_eq!(slices as usize, shape.5, "{shape:?} of {streams} streams");
+                assert_eq!(blocks * share, slices);
+                assert_eq!(blocks as u32, launch.cluster);
+                assert!(blocks == 1 || target.arch >= 90);
+            }
+        }
+    }
+}
+
+#[test]
+fn every_tile_is_covered_and_two_blocks_fit_a_multiprocessor() {
+    for &shape in SHAPES {
+        for streams in [1, 16, 64, 256] {
+            let launch = &launches(shape, streams, H200)[0];
+            let tile = launch.kernel.strip_prefix("conv_mma_bf16_").unwrap();
+            let (outputs, rows) = tile.split_once('x').unwrap();
+            let (outputs, rows): (u32, u32) = (outputs.parse().unwrap(), rows.parse().unwrap());
+            assert!(launch.grid[0] / launch.cluster * outputs >= shape.1 as u32);
+            assert!(launch.grid[1] * rows >= (streams * shape.4) as u32);
+            assert!(launch.shared <= 113 << 10, "{shape:?} x {streams}: {launch:?}");
+            let [slices, _, _, chunk, _] = cut(launch);
+            let slice = shape.0 as i32 / slices;
+            assert!(
+                chunk % 16 == 0 && slice % chunk == 0,
+                "{shape:?}: {chunk} of {slice}"
+            );
+        }
+    }
+}
+
+#[test]
+fn one_stream_keeps_half_the_multiprocessors_busy_where_there_is_most_weight() {
+    for &shape in SHAPES
+        .iter()
+        .filter(|shape| shape.0 * shape.1 * shape.2 > 2 << 20)
+    {
+        let launch = &launches(shape, 1, H200)[0];
+        assert!(
+            launch.grid[0] * launch.grid[1] >= 66,
+            "{shape:?}: {:?}",
+            launch.grid
+        );
+    }
+}
+
+#[test]
+fn the_state_follows_in_a_launch_of_its_own() {
+    let names = |shape| -> Vec<_> {
+        launches(shape, 2, H200)
+            .iter()
+            .map(|launch| launch.kernel)
+            .collect()
+    };
+    assert_eq!(names((768, 768, 7, 9, 32, 8))[1..], ["conv_state"]);
+    assert_eq!(names((768, 768, 1, 1, 32, 1)).len(), 1);
+}
