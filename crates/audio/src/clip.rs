@@ -4,10 +4,14 @@ use std::io::Cursor;
 
 use hound::{SampleFormat, WavReader};
 
+/// Largest magnitude of a sample, 12 dB over full scale: recordings in floats go over 1 by a little, while samples
+/// that were never scaled to it would drive every sum behind them out of range.
+pub const MAX_AMPLITUDE: f32 = 4.0;
+
 /// A mono clip.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Clip {
-    /// Finite samples; channels are averaged.
+    /// Within [`MAX_AMPLITUDE`]; channels are averaged.
     pub samples: Vec<f32>,
     /// Hz.
     pub sample_rate: u32,
@@ -21,7 +25,7 @@ pub struct ClipLimits {
 }
 
 /// Why a clip cannot be used.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum ClipError {
     /// Not a WAV file that can be read.
     #[error("not a readable WAV file: {0}")]
@@ -60,6 +64,14 @@ pub enum ClipError {
     /// NaN or infinite.
     #[error("sample {0} is not a finite number")]
     NotFinite(usize),
+    /// Over [`MAX_AMPLITUDE`].
+    #[error("sample {index} is {value}, beyond {MAX_AMPLITUDE} times full scale; scale the clip to [-1, 1]")]
+    TooLoud {
+        /// The first one.
+        index: usize,
+        /// Its value.
+        value: f32,
+    },
 }
 
 /// Read a whole WAV file: 8 to 32 bit integers or 32 bit floats, mono or stereo.
@@ -108,7 +120,7 @@ pub fn read_wav(bytes: &[u8], limits: ClipLimits) -> Result<Clip, ClipError> {
             .map(|[left, right]| (left + right) * 0.5)
             .collect(),
     };
-    check_finite(&samples)?;
+    check_samples(&samples)?;
     Ok(Clip {
         samples,
         sample_rate: spec.sample_rate,
@@ -126,7 +138,7 @@ pub fn read_raw_f32(bytes: &[u8], sample_rate: u32, limits: ClipLimits) -> Resul
     }
     check_length(samples.len() as u64, sample_rate, limits)?;
     let samples: Vec<f32> = samples.iter().map(|sample| f32::from_le_bytes(*sample)).collect();
-    check_finite(&samples)?;
+    check_samples(&samples)?;
     Ok(Clip { samples, sample_rate })
 }
 
@@ -147,10 +159,20 @@ fn check_length(n_samples: u64, sample_rate: u32, limits: ClipLimits) -> Result<
     Ok(())
 }
 
-fn check_finite(samples: &[f32]) -> Result<(), ClipError> {
-    match samples.iter().position(|sample| !sample.is_finite()) {
-        Some(index) => Err(ClipError::NotFinite(index)),
+/// Whether samples can be computed with: finite, and within [`MAX_AMPLITUDE`].
+///
+/// # Errors
+/// The first sample that cannot.
+pub fn check_samples(samples: &[f32]) -> Result<(), ClipError> {
+    // A NaN is in no range.
+    let outside = |sample: &f32| !(-MAX_AMPLITUDE..=MAX_AMPLITUDE).contains(sample);
+    match samples.iter().position(outside) {
         None => Ok(()),
+        Some(index) if samples[index].is_finite() => Err(ClipError::TooLoud {
+            index,
+            value: samples[index],
+        }),
+        Some(index) => Err(ClipError::NotFinite(index)),
     }
 }
 
@@ -219,6 +241,17 @@ mod tests {
         assert_eq!(read_wav(&surround, LIMITS), Err(ClipError::Channels(3)));
         let nan = written(spec(1, 32, SampleFormat::Float), &[0.0f32, f32::NAN]);
         assert_eq!(read_wav(&nan, LIMITS), Err(ClipError::NotFinite(1)));
+        let shorts = written(spec(1, 32, SampleFormat::Float), &[4.0f32, -32_768.0]);
+        let loud = ClipError::TooLoud {
+            index: 1,
+            value: -32_768.0,
+        };
+        assert_eq!(read_wav(&shorts, LIMITS), Err(loud));
+        let infinite = [0.0, 0.0, f32::NEG_INFINITY].map(f32::to_le_bytes).concat();
+        assert_eq!(
+            read_raw_f32(&infinite, 24_000, LIMITS),
+            Err(ClipError::NotFinite(2))
+        );
         assert_eq!(
             read_raw_f32(&[0; 5], 24_000, LIMITS),
             Err(ClipError::NotSamples(5))

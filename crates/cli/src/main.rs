@@ -7,6 +7,7 @@ mod health;
 mod kernels;
 mod profile;
 mod say;
+mod stdout;
 mod system;
 mod up;
 mod validate;
@@ -85,6 +86,9 @@ fn report(error: &anyhow::Error) -> ExitCode {
     if let Some(refused) = error.downcast_ref::<config::Refused>() {
         eprint!("{refused}");
         return ExitCode::from(EXIT_CONFIG);
+    }
+    if error.is::<stdout::ReaderLeft>() {
+        return ExitCode::from(stdout::EXIT_READER_LEFT);
     }
     eprintln!("laneway: {error:#}");
     // What only a worker can tell: the devices of its machine.

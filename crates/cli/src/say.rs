@@ -12,6 +12,7 @@ use laneway_proto::v1;
 use laneway_proto::v1::synthesize_response::Event;
 
 use crate::client::{self, Connection, GatewayArguments};
+use crate::stdout::{outln, written};
 
 /// Bytes of a 16-bit sample.
 const SAMPLE_BYTES: usize = 2;
@@ -81,12 +82,12 @@ pub(crate) async fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
     for (text, path) in &jobs {
         let request = arguments.voice.request(text, &voice);
         let spoken = speak(&connection, request, path, arguments.stream).await?;
-        spoken.print(path);
+        spoken.print(path)?;
     }
     let statuses = connection.worker_statuses().await?;
     if !statuses.is_empty() {
-        println!("ready after {:.2} s; steps by lane:", ready.as_secs_f64());
-        statuses.iter().for_each(print_lanes);
+        outln!("ready after {:.2} s; steps by lane:", ready.as_secs_f64())?;
+        statuses.iter().try_for_each(print_lanes)?;
     }
     connection.end().await?;
     Ok(ExitCode::SUCCESS)
@@ -169,8 +170,8 @@ struct Spoken {
 }
 
 impl Spoken {
-    fn print(&self, path: &Path) {
-        println!(
+    fn print(&self, path: &Path) -> anyhow::Result<()> {
+        outln!(
             "{}: {} frames, {:.2} s of audio ({}), first audio after {:.0} ms, real-time factor {:.3}, seed {}",
             path.display(),
             self.finished.frames,
@@ -179,7 +180,7 @@ impl Spoken {
             self.first_audio.as_secs_f64() * 1e3,
             self.took.as_secs_f64() / self.finished.seconds.max(f64::MIN_POSITIVE),
             self.accepted.seed,
-        );
+        )
     }
 }
 
@@ -197,10 +198,7 @@ async fn speak(
         .map_err(|status| client::explain(&status))?;
     let mut events = response.into_inner();
     let mut file = std::fs::File::create(path).with_context(|| format!("create {}", path.display()))?;
-    let mut write = |bytes: &[u8]| {
-        file.write_all(bytes)
-            .with_context(|| format!("write {}", path.display()))
-    };
+    let mut write = |bytes: &[u8]| written(file.write_all(bytes), path.display());
     let mut accepted = None;
     let mut first_audio = None;
     let mut samples = Vec::new();
@@ -294,7 +292,7 @@ impl Progress {
     }
 }
 
-fn print_lanes(status: &v1::WorkerStatusResponse) {
+fn print_lanes(status: &v1::WorkerStatusResponse) -> anyhow::Result<()> {
     for lane in &status.lanes {
         let name = if lane.lane == 0 {
             "chain".to_owned()
@@ -303,10 +301,12 @@ fn print_lanes(status: &v1::WorkerStatusResponse) {
         };
         for walk in lane.walks.iter().filter(|walk| walk.steps > 0) {
             let mean_ms = walk.step_us_total as f64 / walk.steps as f64 / 1e3;
-            println!(
+            outln!(
                 "  {name:<8} {:<16} {:>6} steps, mean {mean_ms:.2} ms",
-                walk.walk, walk.steps
-            );
+                walk.walk,
+                walk.steps
+            )?;
         }
     }
+    Ok(())
 }

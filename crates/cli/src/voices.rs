@@ -6,6 +6,7 @@ use clap::Args;
 use laneway_proto::v1;
 
 use crate::client::{self, GatewayArguments};
+use crate::stdout::outln;
 
 /// Flags of `voices`.
 #[derive(Debug, Args)]
@@ -25,14 +26,14 @@ pub(crate) async fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
         .into_inner()
         .models;
     for model in &models {
-        println!("{}", model.model);
+        outln!("{}", model.model)?;
         for voice in &model.voices {
             match voice.dialect.as_str() {
-                "" => println!("  voice     {}", voice.name),
-                dialect => println!("  voice     {} ({dialect})", voice.name),
+                "" => outln!("  voice     {}", voice.name)?,
+                dialect => outln!("  voice     {} ({dialect})", voice.name)?,
             }
         }
-        println!("  languages auto, {}", model.languages.join(", "));
+        outln!("  languages auto, {}", model.languages.join(", "))?;
     }
     connection.end().await?;
     Ok(ExitCode::SUCCESS)

@@ -31,23 +31,83 @@ pub(crate) enum Signal {
 pub(crate) struct Admission {
     permits: Arc<Semaphore>,
     n_permits: u32,
-    running: DashMap<RequestId, watch::Sender<Signal>>,
+    running: DashMap<RequestId, Raiser>,
     closed: AtomicBool,
 }
 
-/// A place inside.
+/// A place inside, for a request without an id yet.
+#[derive(Debug)]
+pub(crate) struct Place {
+    admission: Arc<Admission>,
+    permit: OwnedSemaphorePermit,
+}
+
+impl Place {
+    /// Let the request run under its id.
+    ///
+    /// # Errors
+    /// `DuplicateRequest`.
+    pub(crate) fn admit(self, id: RequestId) -> Result<Ticket, Failure> {
+        let Entry::Vacant(entry) = self.admission.running.entry(id.clone()) else {
+            let problem = format!("a running request has the id \"{id}\"; choose another");
+            return Err(Failure::of_field(
+                ErrorCode::DuplicateRequest,
+                "request_id",
+                problem,
+            ));
+        };
+        let (sender, signal) = watch::channel(Signal::Run);
+        let raiser = Raiser(sender);
+        entry.insert(raiser.clone());
+        metrics::gauge!(metric::GATEWAY_RUNNING).increment(1);
+        Ok(Ticket {
+            id,
+            signal,
+            raiser,
+            admission: self.admission,
+            _permit: self.permit,
+        })
+    }
+}
+
+/// The place of a request that runs.
 #[derive(Debug)]
 pub(crate) struct Ticket {
     pub(crate) id: RequestId,
     pub(crate) signal: watch::Receiver<Signal>,
+    raiser: Raiser,
     admission: Arc<Admission>,
     _permit: OwnedSemaphorePermit,
 }
 
 impl Drop for Ticket {
     fn drop(&mut self) {
-        self.admission.running.remove(&self.id);
+        // A kill has freed the id already, and it may be another's by now.
+        let own = |_: &RequestId, raiser: &Raiser| raiser.0.same_channel(&self.raiser.0);
+        self.admission.running.remove_if(&self.id, own);
         metrics::gauge!(metric::GATEWAY_RUNNING).decrement(1);
+    }
+}
+
+impl Ticket {
+    /// For who may end the request while it runs.
+    pub(crate) fn raiser(&self) -> Raiser {
+        self.raiser.clone()
+    }
+}
+
+/// Asks something of one request, whatever becomes of its id.
+#[derive(Debug, Clone)]
+pub(crate) struct Raiser(watch::Sender<Signal>);
+
+impl Raiser {
+    /// A weaker signal than the last one changes nothing.
+    pub(crate) fn raise(&self, signal: Signal) {
+        self.0.send_if_modified(|current| {
+            let stronger = signal > *current;
+            *current = signal.max(*current);
+            stronger
+        });
     }
 }
 
@@ -68,8 +128,7 @@ impl Admission {
         self.n_permits
     }
 
-    /// `Draining` once the door is closed.
-    pub(crate) fn check_open(&self) -> Result<(), Failure> {
+    fn check_open(&self) -> Result<(), Failure> {
         if self.closed.load(Ordering::SeqCst) {
             return Err(Failure::new(
                 ErrorCode::Draining,
@@ -79,11 +138,12 @@ impl Admission {
         Ok(())
     }
 
-    /// Let a request in, or say at once why not.
+    /// Take a place for a request that is still to be read, or say at once why not.
     ///
     /// # Errors
-    /// `Overloaded`, `DuplicateRequest`, `Draining`.
-    pub(crate) fn admit(self: &Arc<Self>, id: RequestId) -> Result<Ticket, Failure> {
+    /// `Overloaded`, `Draining`.
+    pub(crate) fn enter(self: &Arc<Self>) -> Result<Place, Failure> {
+        self.check_open()?;
         let permit = self
             .permits
             .clone()
@@ -91,40 +151,29 @@ impl Admission {
             .map_err(|_| overloaded(&format!("{} requests are in flight", self.n_permits)))?;
         // After the permit is taken: a drain that closes the door now waits for this one.
         self.check_open()?;
-        let Entry::Vacant(place) = self.running.entry(id.clone()) else {
-            let problem = format!("a running request has the id \"{id}\"; choose another");
-            return Err(Failure::of_field(
-                ErrorCode::DuplicateRequest,
-                "request_id",
-                problem,
-            ));
-        };
-        let (sender, signal) = watch::channel(Signal::Run);
-        place.insert(sender);
-        metrics::gauge!(metric::GATEWAY_RUNNING).increment(1);
-        Ok(Ticket {
-            id,
-            signal,
+        Ok(Place {
             admission: self.clone(),
-            _permit: permit,
+            permit,
         })
     }
 
-    /// Ask something of a running request.
+    /// Ask something of a running request. A kill frees its id at once, its place when its work has ended.
     ///
     /// # Errors
     /// `RequestNotFound`.
     pub(crate) fn signal(&self, id: &RequestId, signal: Signal) -> Result<(), Failure> {
-        match self.running.get(id) {
-            Some(request) => {
-                raise(&request, signal);
-                Ok(())
-            }
-            None => Err(Failure::new(
+        let raiser = match signal {
+            Signal::Kill => self.running.remove(id).map(|(_, raiser)| raiser),
+            _ => self.running.get(id).map(|raiser| raiser.clone()),
+        };
+        let Some(raiser) = raiser else {
+            return Err(Failure::new(
                 ErrorCode::RequestNotFound,
                 format!("no running request has the id \"{id}\""),
-            )),
-        }
+            ));
+        };
+        raiser.raise(signal);
+        Ok(())
     }
 
     /// Let nobody in any more.
@@ -141,18 +190,10 @@ impl Admission {
     /// Ask everybody inside to leave now.
     pub(crate) fn end_all(&self) -> usize {
         for request in &self.running {
-            raise(&request, Signal::GoAway);
+            request.raise(Signal::GoAway);
         }
         self.running.len()
     }
-}
-
-fn raise(request: &watch::Sender<Signal>, signal: Signal) {
-    request.send_if_modified(|current| {
-        let stronger = signal > *current;
-        *current = signal.max(*current);
-        stronger
-    });
 }
 
 #[cfg(test)]
@@ -164,6 +205,10 @@ mod tests {
         RequestId::new(name).unwrap()
     }
 
+    fn admit(admission: &Arc<Admission>, name: &str) -> Result<Ticket, Failure> {
+        admission.enter()?.admit(id(name))
+    }
+
     fn code<T>(result: Result<T, Failure>) -> ErrorCode {
         result.map(|_| ()).unwrap_err().code
     }
@@ -171,14 +216,14 @@ mod tests {
     #[test]
     fn places_and_ids_free_themselves() {
         let admission = Arc::new(Admission::new(2));
-        let a = admission.admit(id("a")).unwrap();
-        assert_eq!(code(admission.admit(id("a"))), ErrorCode::DuplicateRequest);
-        let b = admission.admit(id("b")).unwrap();
-        let refused = admission.admit(id("c")).unwrap_err();
+        let a = admit(&admission, "a").unwrap();
+        assert_eq!(code(admit(&admission, "a")), ErrorCode::DuplicateRequest);
+        let b = admit(&admission, "b").unwrap();
+        let refused = admit(&admission, "c").unwrap_err();
         assert_eq!(refused.code, ErrorCode::Overloaded);
         assert!(refused.retry_after.is_some());
         drop((a, b));
-        let again = admission.admit(id("a")).unwrap();
+        let again = admit(&admission, "a").unwrap();
         assert_eq!(admission.running.len(), 1);
         drop(again);
         assert_eq!(admission.permits.available_permits(), 2);
@@ -187,22 +232,38 @@ mod tests {
     #[test]
     fn a_stronger_signal_wins() {
         let admission = Arc::new(Admission::new(1));
-        let ticket = admission.admit(id("a")).unwrap();
-        admission.signal(&id("a"), Signal::Kill).unwrap();
+        let ticket = admit(&admission, "a").unwrap();
+        ticket.raiser().raise(Signal::GoAway);
         admission.signal(&id("a"), Signal::Stop).unwrap();
-        assert_eq!(*ticket.signal.borrow(), Signal::Kill);
+        assert_eq!(*ticket.signal.borrow(), Signal::GoAway);
         assert_eq!(
             code(admission.signal(&id("b"), Signal::Stop)),
             ErrorCode::RequestNotFound
         );
     }
 
+    #[test]
+    fn a_killed_id_is_free_at_once_and_its_next_holder_keeps_it() {
+        let admission = Arc::new(Admission::new(2));
+        let killed = admit(&admission, "a").unwrap();
+        admission.signal(&id("a"), Signal::Kill).unwrap();
+        assert_eq!(*killed.signal.borrow(), Signal::Kill);
+        assert_eq!(
+            code(admission.signal(&id("a"), Signal::Kill)),
+            ErrorCode::RequestNotFound
+        );
+        let next = admit(&admission, "a").unwrap();
+        drop(killed);
+        assert_eq!(code(admit(&admission, "a")), ErrorCode::DuplicateRequest);
+        assert_eq!(*next.signal.borrow(), Signal::Run);
+    }
+
     #[tokio::test]
     async fn a_closed_door_lets_nobody_in_and_waits_for_the_rest() {
         let admission = Arc::new(Admission::new(2));
-        let ticket = admission.admit(id("a")).unwrap();
+        let ticket = admit(&admission, "a").unwrap();
         admission.close();
-        assert_eq!(code(admission.admit(id("b"))), ErrorCode::Draining);
+        assert_eq!(code(admit(&admission, "b")), ErrorCode::Draining);
         assert!(
             tokio::time::timeout(Duration::ZERO, admission.empty())
                 .await

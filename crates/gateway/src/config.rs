@@ -13,10 +13,12 @@ pub const DEFAULT_LISTEN: &str = "127.0.0.1:8080";
 pub const DEFAULT_ENGINE_MANAGER: &str = "http://127.0.0.1:7070";
 /// Default for requests in flight: far above one worker's rows, low enough to bound memory.
 pub const DEFAULT_MAX_IN_FLIGHT: usize = 1024;
-/// Default cap on the text of one request, in characters.
-pub const DEFAULT_MAX_TEXT_CHARS: usize = 4096;
 /// Default bound on running streams once a drain began.
 pub const DEFAULT_DRAIN_SECONDS: u64 = 30;
+/// Default for a request's wait in a worker's queue.
+pub const DEFAULT_QUEUE_SECONDS: u64 = 120;
+/// Default for a caller who takes nothing.
+pub const DEFAULT_CALLER_SECONDS: u64 = 30;
 /// Largest request message: half a minute of reference clip in f32 at 48 kHz, with room.
 const MAX_REQUEST_BYTES: usize = 8 * 1024 * 1024;
 
@@ -28,6 +30,8 @@ mod environment {
     pub(super) const MAX_IN_FLIGHT: &str = "LANEWAY_GATEWAY_MAX_IN_FLIGHT";
     pub(super) const MAX_TEXT_CHARS: &str = "LANEWAY_GATEWAY_MAX_TEXT_CHARS";
     pub(super) const DRAIN_SECONDS: &str = "LANEWAY_GATEWAY_DRAIN_SECONDS";
+    pub(super) const QUEUE_SECONDS: &str = "LANEWAY_GATEWAY_QUEUE_SECONDS";
+    pub(super) const CALLER_SECONDS: &str = "LANEWAY_GATEWAY_CALLER_SECONDS";
     pub(super) const NO_REFLECTION: &str = "LANEWAY_GATEWAY_NO_REFLECTION";
 }
 
@@ -46,12 +50,18 @@ pub struct GatewayArgs {
     /// Most requests in flight; more are answered RESOURCE_EXHAUSTED at once.
     #[arg(long, env = environment::MAX_IN_FLIGHT, default_value_t = DEFAULT_MAX_IN_FLIGHT)]
     pub max_in_flight: usize,
-    /// Longest text of one request, in characters; a model's own limit may be lower.
-    #[arg(long, env = environment::MAX_TEXT_CHARS, default_value_t = DEFAULT_MAX_TEXT_CHARS)]
-    pub max_text_chars: usize,
+    /// Longest text of one request, in characters, where that is less than what its deployment allows.
+    #[arg(long, env = environment::MAX_TEXT_CHARS)]
+    pub max_text_chars: Option<usize>,
     /// Seconds that running streams may take to finish after SIGTERM.
     #[arg(long, env = environment::DRAIN_SECONDS, default_value_t = DEFAULT_DRAIN_SECONDS)]
     pub drain_seconds: u64,
+    /// Seconds that a request may wait in a worker's queue; its own deadline may be sooner.
+    #[arg(long, env = environment::QUEUE_SECONDS, default_value_t = DEFAULT_QUEUE_SECONDS)]
+    pub queue_seconds: u64,
+    /// Seconds after which a caller who takes none of the audio that waits for it is given up.
+    #[arg(long, env = environment::CALLER_SECONDS, default_value_t = DEFAULT_CALLER_SECONDS)]
+    pub caller_seconds: u64,
     /// Do not serve gRPC reflection.
     #[arg(long, env = environment::NO_REFLECTION)]
     pub no_reflection: bool,
@@ -78,8 +88,8 @@ pub struct Config {
     pub discovery: DiscoveryConfig,
     /// Requests admitted at once.
     pub max_in_flight: NonZeroUsize,
-    /// Longest text in characters, whatever a model allows.
-    pub max_text_chars: usize,
+    /// Longest text in characters, whatever a deployment allows; its own limit without one.
+    pub max_text_chars: Option<usize>,
     /// Largest request message in bytes.
     pub max_request_bytes: usize,
     /// How long running streams may go on once a drain began.
@@ -116,17 +126,18 @@ pub struct LinkConfig {
     pub unary_timeout: Duration,
 }
 
-/// Waits inside a stream. Each ends the stream (or the attempt) when it runs out.
+/// Waits inside a stream. Each ends the stream (or the attempt) when it runs out; the caller's own deadline ends it
+/// at any time.
 #[derive(Debug, Clone)]
 pub struct StreamConfig {
-    /// Until a worker begins with a request that it took into its queue. A full queue in front of long texts takes
-    /// minutes, and a worker that is gone or stuck is found by pings and by its own health.
+    /// In a worker's queue. It says nothing of the worker: the request is tried on another, or told that there is
+    /// too much to do.
     pub queue: Duration,
-    /// From then on until it sends the first audio.
+    /// Until a worker takes or refuses a request, and from its start to its first audio.
     pub first_audio: Duration,
     /// Between messages of a worker after that.
     pub stall: Duration,
-    /// Until the caller takes a message off a full stream.
+    /// Until the caller takes a message: while the stream is full, and behind its end.
     pub caller: Duration,
 }
 
@@ -145,10 +156,10 @@ impl Default for LinkConfig {
 impl Default for StreamConfig {
     fn default() -> Self {
         Self {
-            queue: Duration::from_secs(900),
+            queue: Duration::from_secs(DEFAULT_QUEUE_SECONDS),
             first_audio: Duration::from_secs(60),
             stall: Duration::from_secs(10),
-            caller: Duration::from_secs(30),
+            caller: Duration::from_secs(DEFAULT_CALLER_SECONDS),
         }
     }
 }
@@ -160,7 +171,7 @@ impl Config {
             listen,
             discovery,
             max_in_flight: NonZeroUsize::new(DEFAULT_MAX_IN_FLIGHT).expect("the default is not zero"),
-            max_text_chars: DEFAULT_MAX_TEXT_CHARS,
+            max_text_chars: None,
             max_request_bytes: MAX_REQUEST_BYTES,
             drain_bound: Duration::from_secs(DEFAULT_DRAIN_SECONDS),
             reflection: true,
@@ -219,12 +230,24 @@ impl TryFrom<GatewayArgs> for Config {
                 "nothing would be admitted; write 1 or more".into(),
             );
         }
-        if args.max_text_chars == 0 {
+        if args.max_text_chars == Some(0) {
             refuse(
                 "--max-text-chars",
                 "0",
                 "no text would be accepted; write 1 or more".into(),
             );
+        }
+        for (flag, seconds) in [
+            ("--queue-seconds", args.queue_seconds),
+            ("--caller-seconds", args.caller_seconds),
+        ] {
+            if seconds == 0 {
+                refuse(
+                    flag,
+                    "0",
+                    "every stream would end at once; write 1 or more".into(),
+                );
+            }
         }
         match (listen, discovery, max_in_flight) {
             (Ok(listen), Some(discovery), Some(max_in_flight)) if violations.is_empty() => Ok(Self {
@@ -232,6 +255,11 @@ impl TryFrom<GatewayArgs> for Config {
                 max_text_chars: args.max_text_chars,
                 drain_bound: Duration::from_secs(args.drain_seconds),
                 reflection: !args.no_reflection,
+                stream: StreamConfig {
+                    queue: Duration::from_secs(args.queue_seconds),
+                    caller: Duration::from_secs(args.caller_seconds),
+                    ..StreamConfig::default()
+                },
                 ..Self::new(listen, discovery)
             }),
             _ => Err(violations),
@@ -272,6 +300,16 @@ mod tests {
     }
 
     #[test]
+    fn waits_are_as_stated() {
+        let config = checked(&["--queue-seconds", "7", "--caller-seconds", "9"]).unwrap();
+        let seconds = Duration::from_secs;
+        assert_eq!(
+            (config.stream.queue, config.stream.caller),
+            (seconds(7), seconds(9))
+        );
+    }
+
+    #[test]
     fn every_violation_is_named_at_once() {
         let flags = [
             "--listen",
@@ -281,6 +319,10 @@ mod tests {
             "--max-in-flight",
             "0",
             "--max-text-chars",
+            "0",
+            "--queue-seconds",
+            "0",
+            "--caller-seconds",
             "0",
         ];
         let violations = checked(&flags).unwrap_err();
@@ -293,6 +335,8 @@ mod tests {
             ("--worker", "b:2"),
             ("--max-in-flight", "0"),
             ("--max-text-chars", "0"),
+            ("--queue-seconds", "0"),
+            ("--caller-seconds", "0"),
         ];
         assert_eq!(named, want);
     }

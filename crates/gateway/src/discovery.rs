@@ -18,6 +18,10 @@ use crate::facts::Worker;
 /// Longest pause between attempts to reach the engine-manager.
 const MAX_BACKOFF: Duration = Duration::from_secs(5);
 
+/// Questions for a status in a row without an answer after which a worker of a fixed list is gone. One may be lost
+/// to a busy machine; a call that fails finds a dead worker sooner.
+const MAX_MISSED: u32 = 3;
+
 /// A lazily connected channel that notices a peer which is gone without a word.
 pub(crate) fn channel(uri: Uri, config: &LinkConfig) -> Channel {
     Endpoint::from(uri)
@@ -84,46 +88,56 @@ fn publish(workers: &watch::Sender<Vec<Worker>>, topology: v1::Topology) {
     });
 }
 
+/// A worker of a fixed list.
+struct Polled {
+    uri: Uri,
+    client: WorkerClient<Channel>,
+    /// As it last described itself.
+    last: Option<Worker>,
+    n_missed: u32,
+}
+
+impl Polled {
+    /// Ask for its status, and keep what it said last through a few questions without an answer.
+    async fn poll(&mut self, timeout: Duration) {
+        let mut request = tonic::Request::new(v1::WorkerStatusRequest {});
+        request.set_timeout(timeout);
+        let status = match self.client.status(request).await {
+            Ok(response) => response.into_inner(),
+            Err(status) => {
+                self.n_missed = self.n_missed.saturating_add(1);
+                tracing::debug!(worker = %self.uri, n_missed = self.n_missed, error = status.message(), "no status");
+                if self.n_missed >= MAX_MISSED {
+                    self.last = None;
+                }
+                return;
+            }
+        };
+        self.n_missed = 0;
+        self.last = Worker::from_status(self.uri.to_string(), status)
+            .inspect_err(|error| tracing::error!(worker = %self.uri, %error, "worker ignored"))
+            .ok();
+    }
+}
+
 async fn poll_statuses(uris: Vec<Uri>, link: &LinkConfig, workers: &watch::Sender<Vec<Worker>>) {
-    let mut clients: Vec<(Uri, WorkerClient<Channel>)> = uris
-        .into_iter()
-        .map(|uri| (uri.clone(), WorkerClient::new(channel(uri, link))))
-        .collect();
+    let polled = |uri: Uri| Polled {
+        client: WorkerClient::new(channel(uri.clone(), link)),
+        uri,
+        last: None,
+        n_missed: 0,
+    };
+    let mut all: Vec<Polled> = uris.into_iter().map(polled).collect();
     let mut ticks = tokio::time::interval(link.poll_interval);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
         ticks.tick().await;
-        let asked = clients
-            .iter_mut()
-            .map(|(uri, client)| ask(uri, client, link.unary_timeout));
-        let checked: Vec<Worker> = futures::future::join_all(asked)
-            .await
-            .into_iter()
-            .flatten()
-            .collect();
+        futures::future::join_all(all.iter_mut().map(|each| each.poll(link.unary_timeout))).await;
+        let known: Vec<Worker> = all.iter().filter_map(|each| each.last.clone()).collect();
         workers.send_if_modified(|current| {
-            let changed = *current != checked;
-            *current = checked;
+            let changed = *current != known;
+            *current = known;
             changed
         });
-    }
-}
-
-async fn ask(uri: &Uri, client: &mut WorkerClient<Channel>, timeout: Duration) -> Option<Worker> {
-    let mut request = tonic::Request::new(v1::WorkerStatusRequest {});
-    request.set_timeout(timeout);
-    let status = match client.status(request).await {
-        Ok(response) => response.into_inner(),
-        Err(status) => {
-            tracing::debug!(worker = %uri, error = status.message(), "worker not reachable");
-            return None;
-        }
-    };
-    match Worker::from_status(uri.to_string(), status) {
-        Ok(worker) => Some(worker),
-        Err(error) => {
-            tracing::error!(worker = %uri, %error, "worker ignored");
-            None
-        }
     }
 }

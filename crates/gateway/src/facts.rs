@@ -1,5 +1,6 @@
 //! What a worker says of its model and of itself, checked once at the edge.
 
+use laneway_plan::declaration::ChunkPolicy;
 use laneway_proto::v1;
 use laneway_proto::{InvalidId, WorkerId};
 use tonic::transport::Uri;
@@ -52,13 +53,6 @@ pub(crate) struct Voice {
     pub(crate) name: String,
     pub(crate) language: String,
     pub(crate) dialect: String,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct ChunkPolicy {
-    pub(crate) first: u32,
-    pub(crate) ramp: Vec<u32>,
-    pub(crate) steady: u32,
 }
 
 /// Why a worker cannot be routed to.
@@ -185,7 +179,7 @@ impl From<&ModelFacts> for v1::ModelFacts {
             takes_instruct: facts.takes_instruct,
             needs_instruct: facts.needs_instruct,
             takes_reference: facts.takes_reference,
-            default_chunk: facts.default_chunk.clone().map(v1::ChunkPolicy::from),
+            default_chunk: facts.default_chunk.as_ref().map(v1::ChunkPolicy::from),
             takes_exact_frames: facts.takes_exact_frames,
         }
     }
@@ -211,26 +205,6 @@ impl From<&Voice> for v1::Voice {
             name: voice.name.clone(),
             language: voice.language.clone(),
             dialect: voice.dialect.clone(),
-        }
-    }
-}
-
-impl From<v1::ChunkPolicy> for ChunkPolicy {
-    fn from(policy: v1::ChunkPolicy) -> Self {
-        Self {
-            first: policy.first,
-            ramp: policy.ramp,
-            steady: policy.steady,
-        }
-    }
-}
-
-impl From<ChunkPolicy> for v1::ChunkPolicy {
-    fn from(policy: ChunkPolicy) -> Self {
-        Self {
-            first: policy.first,
-            ramp: policy.ramp,
-            steady: policy.steady,
         }
     }
 }

@@ -1,6 +1,6 @@
 //! `grpc.health.v1`: SERVING exactly while a worker serves and no drain began.
 //!
-//! The task is started by `Gateway::serve` and ends with the roster or the drain.
+//! The task is started by `Gateway::serve` and ends with it.
 
 use std::sync::Arc;
 
@@ -27,12 +27,14 @@ pub(crate) async fn set(reporter: &HealthReporter, serving: bool) {
     }
 }
 
-/// Keep the health in step with the roster until the drain begins.
+/// Keep the health in step with the roster until the drain begins; once it is done, end every watch, which would
+/// hold its connection open for ever.
 pub(crate) async fn run(
-    reporter: HealthReporter,
+    mut reporter: HealthReporter,
     mut roster: watch::Receiver<Roster>,
     admission: Arc<Admission>,
     drain: CancellationToken,
+    drained: CancellationToken,
 ) {
     let mut serving = false;
     loop {
@@ -53,4 +55,8 @@ pub(crate) async fn run(
         }
     }
     set(&reporter, false).await;
+    drained.cancelled().await;
+    for name in NAMES {
+        reporter.clear_service_status(name).await;
+    }
 }

@@ -2,12 +2,14 @@
 //!
 //! A request's path: `speech` refuses or admits it, `validate` makes it a checked request, `relay` owns it
 //! from then on: it asks `routing` for a worker, passes audio on, and ends on whatever comes first of the last
-//! message, a failure, the deadline, a cancel, or a caller who left.
+//! message, a failure, the deadline, a cancel, or a caller who left. What the caller has yet to take waits in
+//! `delivery`.
 //!
 //! Must not know: devices, engines, how a worker runs a request.
 
 mod admission;
 pub mod config;
+mod delivery;
 mod discovery;
 mod drain;
 mod encode;

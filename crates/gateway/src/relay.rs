@@ -1,15 +1,17 @@
 //! One admitted request from its ticket to its last message.
 //!
-//! Owns: the ticket, the worker's stream and the sending half of the caller's. `speech` spawns one relay for
-//! each request; it ends on the last message, a failure, the deadline, a cancel or the caller leaving, whichever
-//! is first. When it ends, permit and id are free and dropping the worker's stream kills the work there.
+//! Owns: the ticket, the worker's stream and the relay's half of the delivery to the caller. `speech` spawns one
+//! relay for each request. The worker's part ends on the last message, a failure, the deadline, a cancel or the
+//! caller leaving, whichever is first, and dropping the worker's stream kills what is left of the work there. The
+//! relay itself ends when the caller has taken everything, left, or took nothing for too long: then permit and id
+//! are free.
 
 use std::time::Duration;
 
-use laneway_proto::{ErrorCode, Failure, WorkerId, grpc_timeout, samples_from_bytes, v1};
+use laneway_proto::{ErrorCode, Failure, RequestId, WorkerId, grpc_timeout, samples_from_bytes, v1};
 use laneway_telemetry::{metric, propagation};
-use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
+use tokio_util::task::AbortOnDropHandle;
 use tonic::metadata::MetadataMap;
 use tonic::{Code, Status, Streaming};
 use tracing::Instrument as _;
@@ -18,6 +20,7 @@ use v1::worker_synthesize_response::Event as Received;
 
 use crate::admission::{Signal, Ticket};
 use crate::config::{LinkConfig, StreamConfig};
+use crate::delivery::{Delivery, Last, Taken};
 use crate::encode::{Encoder, Format};
 use crate::progress::Progress;
 use crate::routing::{Assignment, RETRY_AFTER, Router, overloaded};
@@ -28,6 +31,12 @@ const MAX_ATTEMPTS: usize = 3;
 
 /// How much later than the caller's the worker's deadline is, so that which one ends a stream is not a race.
 const DEADLINE_GRACE: Duration = Duration::from_millis(50);
+
+/// Times that a stop is sent to a worker which does not answer.
+const STOP_ATTEMPTS: usize = 3;
+
+/// Bytes of a caller's id that a worker is told: with the attempt's own part no more than an id may have.
+const SHOWN_ID_BYTES: usize = 119;
 
 /// How long a worker may take to close a stream behind its last message.
 const CLOSING: Duration = Duration::from_millis(100);
@@ -44,7 +53,7 @@ pub(crate) struct Relay {
     /// Metadata that the caller sent.
     pub(crate) metadata: MetadataMap,
     /// To the caller.
-    pub(crate) out: mpsc::Sender<v1::SynthesizeResponse>,
+    pub(crate) out: Delivery,
 }
 
 /// What ends a relay other than its worker.
@@ -71,34 +80,41 @@ enum Failed {
     Interrupted(Interrupt),
 }
 
-/// Run a request to its end. `end` gets the status of a stream that does not end well.
-pub(crate) async fn run(relay: Relay, checked: Checked, end: oneshot::Sender<Status>) {
+/// How the worker's part of a stream ended.
+#[derive(Debug)]
+enum Ended {
+    /// With this last message.
+    Well(v1::SynthesizeResponse),
+    /// What was made is still delivered.
+    Failed(Failure),
+    /// What was not taken yet is dropped.
+    Cut(Failure),
+}
+
+/// Run a request to its end.
+pub(crate) async fn run(relay: Relay, checked: Checked) {
     let mut state = State {
         deadline: grpc_timeout(&relay.metadata).map(|timeout| relay.arrived + timeout),
         encoder: Encoder::new(checked.format, checked.model.sample_rate),
         progress: Progress::new(relay.arrived, checked.model.sample_rate),
         accepted: false,
+        prompt_positions: 0,
         checked,
         relay,
     };
-    let outcome = state.route().await;
-    let label = match &outcome {
+    let ended = state.route().await;
+    let (samples, arrived) = (state.progress.samples(), state.relay.arrived);
+    let label = match state.deliver(ended).await {
         Ok(()) => "ok",
-        Err(failure) => failure.code.label(),
+        Err(code) => code.label(),
     };
     metrics::counter!(metric::GATEWAY_REQUESTS, "outcome" => label).increment(1);
     tracing::info!(
         outcome = label,
-        samples = state.progress.samples(),
-        seconds = state.relay.arrived.elapsed().as_secs_f64(),
+        samples,
+        seconds = arrived.elapsed().as_secs_f64(),
         "request ended"
     );
-    // Free the place before the caller can see the end, so that a caller who goes on at once finds it free.
-    drop(state);
-    if let Err(failure) = outcome {
-        // Fails when the caller left, who needs no answer.
-        let _ = end.send(failure.into());
-    }
 }
 
 struct State {
@@ -109,10 +125,12 @@ struct State {
     progress: Progress,
     /// `Accepted` was sent.
     accepted: bool,
+    /// As the worker said when it began; 0 before.
+    prompt_positions: u32,
 }
 
 impl State {
-    async fn route(&mut self) -> Result<(), Failure> {
+    async fn route(&mut self) -> Ended {
         let mut tried: Vec<WorkerId> = Vec::new();
         let mut last = None;
         loop {
@@ -120,20 +138,20 @@ impl State {
             let assignment = match (picked, last.take()) {
                 (Ok(assignment), _) => assignment,
                 // Why the last worker failed says more than that there is no other.
-                (Err(_), Some(failure)) => return Err(failure),
-                (Err(failure), None) => return Err(failure),
+                (Err(_), Some(failure)) => return Ended::Failed(failure),
+                (Err(failure), None) => return Ended::Failed(failure),
             };
             if !tried.is_empty() {
                 metrics::counter!(metric::GATEWAY_RETRIES).increment(1);
             }
             tried.push(assignment.link.id.clone());
             match self.attempt(&assignment).await {
-                Ok(()) => return Ok(()),
+                Ok(last) => return Ended::Well(last),
                 Err(Failed::Interrupted(interrupt)) => return self.interrupted(interrupt).await,
-                Err(Failed::Here(failure)) => return Err(failure),
+                Err(Failed::Here(failure)) => return Ended::Failed(failure),
                 Err(Failed::Elsewhere(failure)) => {
                     if self.progress.begun() || tried.len() == MAX_ATTEMPTS {
-                        return Err(failure);
+                        return Ended::Failed(failure);
                     }
                     last = Some(failure);
                 }
@@ -141,9 +159,15 @@ impl State {
         }
     }
 
-    async fn attempt(&mut self, assignment: &Assignment) -> Result<(), Failed> {
+    async fn attempt(&mut self, assignment: &Assignment) -> Result<v1::SynthesizeResponse, Failed> {
+        self.prompt_positions = 0;
         let mut client = assignment.link.client.clone();
-        let mut request = tonic::Request::new(self.checked.wire.clone());
+        let worker_request_id = worker_request_id(&self.relay.ticket.id);
+        tracing::debug!(worker = %assignment.link.id, worker_request_id, "request sent");
+        let mut request = tonic::Request::new(v1::WorkerSynthesizeRequest {
+            request_id: worker_request_id.clone(),
+            ..self.checked.wire.clone()
+        });
         propagation::inject(
             &tracing::Span::current(),
             &self.relay.metadata,
@@ -152,25 +176,29 @@ impl State {
         if let Some(deadline) = self.deadline {
             request.set_timeout(deadline.saturating_duration_since(Instant::now()) + DEADLINE_GRACE);
         }
-        // Until the first audio, unless a queue is said to be in between.
-        let mut first_audio = Instant::now() + self.relay.stream.first_audio;
+        let asked = Instant::now();
+        let answer_by = asked + self.relay.stream.first_audio;
         let answer = self
-            .unless_interrupted(client.synthesize(request), first_audio, false)
+            .unless_interrupted(client.synthesize(request), answer_by, false)
             .await;
         let mut events = match answer {
             Ok(Ok(response)) => response.into_inner(),
             Ok(Err(status)) => return Err(self.worker_failed(&status, assignment)),
             Err(interrupt) => return Err(self.waited(interrupt, assignment)),
         };
-        let (mut stopping, mut queued) = (false, false);
+        // It is in the worker's queue.
+        self.accept().await.map_err(Failed::Interrupted)?;
+        let queue_ends = Instant::now() + self.relay.stream.queue;
+        let mut started: Option<Instant> = None;
+        let mut stopping = None;
         loop {
-            let patience = if self.progress.begun() {
-                Instant::now() + self.relay.stream.stall
-            } else {
-                first_audio
+            let patience = match started {
+                _ if self.progress.begun() => Instant::now() + self.relay.stream.stall,
+                Some(started) => started + self.relay.stream.first_audio,
+                None => queue_ends,
             };
             let event = match self
-                .unless_interrupted(events.message(), patience, stopping)
+                .unless_interrupted(events.message(), patience, stopping.is_some())
                 .await
             {
                 Ok(Ok(Some(message))) => message.event,
@@ -179,29 +207,27 @@ impl State {
                     return Err(Failed::Elsewhere(worker_lost()));
                 }
                 Ok(Err(status)) => return Err(self.worker_failed(&status, assignment)),
-                Err(Interrupt::Signal(Signal::Stop)) if self.accepted => {
-                    stopping = true;
-                    self.stop_at_worker(assignment);
+                Err(Interrupt::Signal(Signal::Stop)) if started.is_some() => {
+                    stopping = Some(self.stop_at_worker(assignment, &worker_request_id));
                     continue;
                 }
-                Err(Interrupt::Patience) if queued && !self.progress.begun() => {
-                    return Err(queued_too_long(assignment));
+                Err(Interrupt::Patience) if started.is_none() => {
+                    tracing::warn!(worker = %assignment.link.id, waited = ?asked.elapsed(), "still in the worker's queue");
+                    return Err(Failed::Elsewhere(overloaded(
+                        "the request waited too long for its turn",
+                    )));
                 }
                 Err(interrupt) => return Err(self.waited(interrupt, assignment)),
             };
             match event {
-                Some(Received::Started(started)) => {
-                    self.accept(started.prompt_positions)
-                        .await
-                        .map_err(Failed::Interrupted)?;
-                    queued = true;
-                    first_audio = Instant::now() + self.relay.stream.queue;
+                Some(Received::Started(it)) => {
+                    started = Some(Instant::now());
+                    self.prompt_positions = it.prompt_positions;
                 }
-                Some(Received::Running(_)) => {
-                    queued = false;
-                    first_audio = Instant::now() + self.relay.stream.first_audio;
+                Some(Received::Audio(audio)) => {
+                    started.get_or_insert_with(Instant::now);
+                    self.audio(audio, assignment).await?;
                 }
-                Some(Received::Audio(audio)) => self.audio(audio, assignment).await?,
                 Some(Received::Finished(finished)) => {
                     return self.finish(finished, &mut events, assignment).await;
                 }
@@ -212,7 +238,7 @@ impl State {
     }
 
     /// Tell the caller what the request became, once.
-    async fn accept(&mut self, prompt_positions: u32) -> Result<(), Interrupt> {
+    async fn accept(&mut self) -> Result<(), Interrupt> {
         if self.accepted {
             return Ok(());
         }
@@ -229,7 +255,6 @@ impl State {
             format: format.into(),
             sample_rate: self.checked.model.sample_rate,
             channels: 1,
-            prompt_positions,
         };
         self.send(Sent::Accepted(accepted)).await
     }
@@ -243,7 +268,6 @@ impl State {
         if samples.is_empty() {
             return Ok(());
         }
-        self.accept(0).await.map_err(Failed::Interrupted)?;
         let sample_offset = audio.sample_offset;
         let index = self.progress.chunk(&samples, Instant::now());
         let audio = self.encoder.chunk(&samples, audio.samples);
@@ -260,7 +284,7 @@ impl State {
         finished: v1::WorkerFinished,
         events: &mut Streaming<v1::WorkerSynthesizeResponse>,
         assignment: &Assignment,
-    ) -> Result<(), Failed> {
+    ) -> Result<v1::SynthesizeResponse, Failed> {
         let reason = finished.reason();
         let samples = self.progress.samples();
         let promised = u64::from(finished.frames) * u64::from(self.checked.model.samples_per_frame);
@@ -273,17 +297,22 @@ impl State {
             );
             return Err(broken(assignment, &problem));
         }
-        self.end(reason, finished.frames)
+        let last = self
+            .last(reason, finished.frames)
             .await
             .map_err(Failed::Interrupted)?;
         // Reading to the end lets the connection close the stream instead of resetting it.
         let _ = tokio::time::timeout(CLOSING, events.message()).await;
-        Ok(())
+        Ok(last)
     }
 
-    /// The last message.
-    async fn end(&mut self, reason: v1::FinishReason, frames: u32) -> Result<(), Interrupt> {
-        self.accept(0).await?;
+    /// The last message, once everything before it is on its way.
+    async fn last(
+        &mut self,
+        reason: v1::FinishReason,
+        frames: u32,
+    ) -> Result<v1::SynthesizeResponse, Interrupt> {
+        self.accept().await?;
         if !self.progress.begun() {
             let audio = self.encoder.header();
             if !audio.is_empty() {
@@ -302,25 +331,63 @@ impl State {
             samples,
             seconds: self.progress.seconds(),
             timings: Some(self.progress.timings(Instant::now())),
+            prompt_positions: self.prompt_positions,
         };
-        self.send(Sent::Finished(finished)).await?;
         metrics::counter!(metric::GATEWAY_FINISHED, "reason" => reason.label()).increment(1);
-        Ok(())
+        Ok(v1::SynthesizeResponse {
+            event: Some(Sent::Finished(finished)),
+        })
+    }
+
+    /// Hand over the end, behind what waits, and wait until it was taken.
+    async fn deliver(self, ended: Ended) -> Result<(), ErrorCode> {
+        let Relay {
+            ticket,
+            mut out,
+            stream,
+            ..
+        } = self.relay;
+        let mut signal = ticket.signal.clone();
+        let (last, outcome) = match ended {
+            Ended::Cut(failure) => {
+                let code = failure.code;
+                // Before the status can be seen: a caller who goes on at once finds its place free.
+                drop(ticket);
+                out.give_up(failure.into());
+                return Err(code);
+            }
+            Ended::Well(message) => (Last::Message(message), Ok(())),
+            Ended::Failed(failure) => (Last::Status(failure.clone().into()), Err(failure.code)),
+        };
+        out.end(last, Some(ticket));
+        loop {
+            let interrupt = tokio::select! {
+                biased;
+                taken = out.taken() => match taken {
+                    Ok(Taken::More) => continue,
+                    Ok(Taken::End) => return outcome,
+                    Err(_) => Interrupt::Gone,
+                },
+                // When the ticket is gone, so is the end.
+                Ok(raised) = signal.wait_for(|signal| *signal > Signal::Stop) => Interrupt::Signal(*raised),
+                () = sleep_until(self.deadline) => Interrupt::Deadline,
+                () = tokio::time::sleep(stream.caller) => Interrupt::Patience,
+            };
+            let failure = cut(interrupt);
+            let code = failure.code;
+            out.give_up(failure.into());
+            return outcome.and(Err(code));
+        }
     }
 
     async fn send(&self, event: Sent) -> Result<(), Interrupt> {
         let patience = Instant::now() + self.relay.stream.caller;
         // A stop does not hold up what was made already.
-        match self
-            .unless_interrupted(self.relay.out.reserve(), patience, true)
+        self.unless_interrupted(self.relay.out.room(), patience, true)
             .await?
-        {
-            Ok(place) => {
-                place.send(v1::SynthesizeResponse { event: Some(event) });
-                Ok(())
-            }
-            Err(_) => Err(Interrupt::Gone),
-        }
+            .map_err(|_| Interrupt::Gone)?;
+        self.relay.out.put(v1::SynthesizeResponse { event: Some(event) });
+        Ok(())
     }
 
     /// `work`, unless something else ends the stream first. With `stopping`, a stop that was acted on already
@@ -336,7 +403,7 @@ impl State {
         tokio::select! {
             // What ends a stream is seen before more of it.
             biased;
-            () = self.relay.out.closed() => Err(Interrupt::Gone),
+            () = self.relay.out.gone() => Err(Interrupt::Gone),
             raised = signal.wait_for(|signal| *signal > threshold) => match raised {
                 Ok(raised) => Err(Interrupt::Signal(*raised)),
                 Err(_) => Err(Interrupt::Gone),
@@ -376,68 +443,79 @@ impl State {
         }
     }
 
-    /// Ask the worker to finish cleanly, while its audio is passed on. Its last message then ends the stream.
-    fn stop_at_worker(&self, assignment: &Assignment) {
+    /// Ask the worker to finish cleanly, while its audio is passed on. Its last message then ends the stream; a stop
+    /// that cannot be delivered becomes a kill. Dropping the handle ends the asking.
+    fn stop_at_worker(&self, assignment: &Assignment, worker_request_id: &str) -> AbortOnDropHandle<()> {
         metrics::counter!(metric::GATEWAY_CANCELS, "by" => "stop").increment(1);
-        let mut request = tonic::Request::new(v1::WorkerCancelRequest {
-            request_id: self.relay.ticket.id.to_string(),
+        let stop = v1::WorkerCancelRequest {
+            request_id: worker_request_id.to_string(),
             strength: v1::CancelStrength::Stop.into(),
-        });
-        request.set_timeout(self.relay.link.unary_timeout);
-        let link = assignment.link.clone();
-        let delivery = async move {
-            // NOT_FOUND: it has just finished, and the last message is on its way.
-            if let Err(status) = link.client.clone().cancel(request).await
-                && status.code() != Code::NotFound
-            {
-                tracing::warn!(worker = %link.id, error = status.message(), "stop not delivered");
-            }
         };
-        tokio::spawn(delivery.in_current_span());
+        let link = assignment.link.clone();
+        let config = self.relay.link.clone();
+        let kill = self.relay.ticket.raiser();
+        let delivery = async move {
+            for _ in 0..STOP_ATTEMPTS {
+                let mut request = tonic::Request::new(stop.clone());
+                request.set_timeout(config.unary_timeout);
+                match link.client.clone().cancel(request).await {
+                    Ok(_) => return,
+                    // It has just finished, and the last message is on its way.
+                    Err(status) if status.code() == Code::NotFound => return,
+                    Err(status) => {
+                        tracing::warn!(worker = %link.id, error = status.message(), "stop not delivered");
+                    }
+                }
+                tokio::time::sleep(config.poll_interval).await;
+            }
+            kill.raise(Signal::Kill);
+        };
+        AbortOnDropHandle::new(tokio::spawn(delivery.in_current_span()))
     }
 
     /// End a stream that its worker did not end.
-    async fn interrupted(&mut self, interrupt: Interrupt) -> Result<(), Failure> {
-        let (by, failure) = match interrupt {
-            Interrupt::Gone => ("client", Failure::new(ErrorCode::Cancelled, "the caller left")),
-            Interrupt::Patience => (
-                "client",
-                Failure::new(ErrorCode::Cancelled, "the caller took no audio for too long"),
-            ),
-            Interrupt::Deadline => (
-                "deadline",
-                Failure::new(ErrorCode::DeadlineExceeded, "the deadline passed"),
-            ),
-            Interrupt::Signal(Signal::GoAway) => (
-                "drain",
-                Failure::new(ErrorCode::Draining, "the gateway shut down before the end"),
-            ),
-            Interrupt::Signal(Signal::Stop) => {
-                // No worker has begun: there is nothing to deliver but the end.
-                metrics::counter!(metric::GATEWAY_CANCELS, "by" => "stop").increment(1);
-                return match self.end(v1::FinishReason::Stopped, 0).await {
-                    Ok(()) => Ok(()),
-                    Err(_) => Err(Failure::new(ErrorCode::Cancelled, "the request was cancelled")),
-                };
-            }
-            Interrupt::Signal(_) => (
-                "kill",
-                Failure::new(ErrorCode::Cancelled, "the request was cancelled"),
-            ),
-        };
-        metrics::counter!(metric::GATEWAY_CANCELS, "by" => by).increment(1);
-        Err(failure)
+    async fn interrupted(&mut self, interrupt: Interrupt) -> Ended {
+        if interrupt != Interrupt::Signal(Signal::Stop) {
+            return Ended::Cut(cut(interrupt));
+        }
+        // No worker has begun: there is nothing to deliver but the end.
+        metrics::counter!(metric::GATEWAY_CANCELS, "by" => "stop").increment(1);
+        match self.last(v1::FinishReason::Stopped, 0).await {
+            Ok(last) => Ended::Well(last),
+            Err(interrupt) => Ended::Cut(cut(interrupt)),
+        }
     }
+}
+
+/// What ends a stream early, as its caller is told. Counts it.
+fn cut(interrupt: Interrupt) -> Failure {
+    let (by, code, message) = match interrupt {
+        Interrupt::Gone => ("client", ErrorCode::Cancelled, "the caller left"),
+        Interrupt::Patience => (
+            "client",
+            ErrorCode::Cancelled,
+            "the caller took no audio for too long",
+        ),
+        Interrupt::Deadline => ("deadline", ErrorCode::DeadlineExceeded, "the deadline passed"),
+        Interrupt::Signal(Signal::GoAway) => (
+            "drain",
+            ErrorCode::Draining,
+            "the gateway shut down before the end",
+        ),
+        Interrupt::Signal(_) => ("kill", ErrorCode::Cancelled, "the request was cancelled"),
+    };
+    metrics::counter!(metric::GATEWAY_CANCELS, "by" => by).increment(1);
+    Failure::new(code, message)
+}
+
+/// What a worker knows one attempt by: the caller's id, so that logs can be read together, and a part of its own.
+fn worker_request_id(id: &RequestId) -> String {
+    let shown = id.as_str().get(..SHOWN_ID_BYTES).unwrap_or(id.as_str());
+    format!("{shown}.{:08x}", rand::random::<u32>())
 }
 
 fn worker_lost() -> Failure {
     Failure::new(ErrorCode::WorkerLost, "the worker that ran the request is gone").retry_after(RETRY_AFTER)
-}
-
-/// A worker that never came to the request: it may well be there, with too much before it.
-fn queued_too_long(assignment: &Assignment) -> Failed {
-    tracing::warn!(worker = %assignment.link.id, "a request waited too long in a worker's queue");
-    Failed::Elsewhere(overloaded("the request waited too long for its turn"))
 }
 
 /// A worker that breaks the protocol: nothing more of its stream can be trusted.

@@ -133,6 +133,23 @@ impl Router {
         self.roster.borrow().models()
     }
 
+    /// Whether a request for `model` (empty: for any) finds a place now. What no worker serves is not said here.
+    ///
+    /// # Errors
+    /// `Overloaded` when all workers that serve it are full.
+    pub(crate) fn check_room(&self, model: &str) -> Result<(), Failure> {
+        let roster = self.roster.borrow();
+        let mut serving = roster
+            .places
+            .iter()
+            .filter(|place| model.is_empty() || place.model.name == model)
+            .peekable();
+        if serving.peek().is_some() && serving.all(is_full) {
+            return Err(every_worker_is_full());
+        }
+        Ok(())
+    }
+
     /// The least loaded worker that serves `model` and is not in `tried`.
     ///
     /// # Errors
@@ -159,7 +176,7 @@ impl Router {
             .into_iter()
             .filter(|place| !is_full(place))
             .min_by(|a, b| busy_share(a).total_cmp(&busy_share(b)))
-            .ok_or_else(|| overloaded("every worker is full"))?;
+            .ok_or_else(every_worker_is_full)?;
         best.link.in_flight.fetch_add(1, Ordering::Relaxed);
         Ok(Assignment {
             link: best.link.clone(),
@@ -170,6 +187,10 @@ impl Router {
 /// More requests than capacity and queue.
 pub(crate) fn overloaded(what: &str) -> Failure {
     Failure::new(ErrorCode::Overloaded, format!("{what}; try again later")).retry_after(RETRY_AFTER)
+}
+
+fn every_worker_is_full() -> Failure {
+    overloaded("every worker is full")
 }
 
 fn is_full(place: &Place) -> bool {
@@ -298,8 +319,16 @@ mod tests {
         let on_a = held.iter().filter(|each| each.link.id.as_str() == "a").count();
         assert_eq!(on_a, 3, "six requests spread evenly over two workers");
         assert_eq!(router.pick("nano", &[]).unwrap_err().code, ErrorCode::Overloaded);
+        for model in ["nano", ""] {
+            assert_eq!(router.check_room(model).unwrap_err().code, ErrorCode::Overloaded);
+        }
+        assert!(
+            router.check_room("other").is_ok(),
+            "nobody serves it: that is said elsewhere"
+        );
         drop(held);
         assert!(router.pick("nano", &[]).is_ok());
+        assert!(router.check_room("nano").is_ok());
     }
 
     #[tokio::test]

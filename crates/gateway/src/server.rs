@@ -22,9 +22,6 @@ use crate::routing::{Roster, Router, run_roster};
 use crate::speech::Api;
 use crate::{discovery, health};
 
-/// How long connections may linger once nothing runs: a health watch never ends by itself.
-const CONNECTION_GRACE: Duration = Duration::from_millis(200);
-
 /// Largest block of headers that a caller may send.
 const MAX_HEADER_BYTES: u32 = 16 * 1024;
 
@@ -119,11 +116,13 @@ impl Gateway {
         let admission = Arc::new(Admission::new(config.max_in_flight.get()));
         let (reporter, health_service) = tonic_health::server::health_reporter();
         health::set(&reporter, false).await;
+        let stopped = CancellationToken::new();
         let _health = spawn(tokio::spawn(health::run(
             reporter,
             roster.clone(),
             admission.clone(),
             shutdown.drain.clone(),
+            stopped.clone(),
         )));
 
         let api = Api {
@@ -144,7 +143,6 @@ impl Gateway {
             (None, None)
         };
         let speech = SpeechServer::new(api.clone()).max_decoding_message_size(config.max_request_bytes);
-        let stopped = CancellationToken::new();
         let server = Server::builder()
             .tcp_nodelay(true)
             .http2_max_header_list_size(MAX_HEADER_BYTES)
@@ -161,9 +159,11 @@ impl Gateway {
                 stopped.clone().cancelled_owned(),
             );
         let drained = async {
-            drained(&admission, &shutdown.drain, config.drain_bound).await;
+            let close_by = drained(&admission, &shutdown.drain, config.drain_bound).await;
+            // Each connection closes as its last stream is read; `server` ends with the last connection.
             stopped.cancel();
-            tokio::time::sleep(CONNECTION_GRACE).await;
+            tokio::time::sleep_until(close_by).await;
+            tracing::warn!("connections are cut at the drain bound");
         };
         tokio::select! {
             biased;

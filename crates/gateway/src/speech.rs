@@ -2,14 +2,10 @@
 //!
 //! A handler refuses or hands over; it never waits for a worker.
 
-use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll, ready};
 
-use futures::Stream;
 use laneway_proto::{ErrorCode, Failure, RequestId, v1};
 use laneway_telemetry::{metric, propagation};
-use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
 use tonic::{Request, Response, Status};
 use tracing::Instrument as _;
@@ -19,19 +15,17 @@ use v1::speech_server::Speech;
 
 use crate::admission::{Admission, Signal};
 use crate::config::{LinkConfig, StreamConfig};
+use crate::delivery::{Outgoing, delivery};
 use crate::relay::{self, Relay};
 use crate::routing::Router;
 use crate::validate;
-
-/// Messages that wait for a slow caller before the worker's stream is held up.
-const OUTGOING_MESSAGES: usize = 16;
 
 /// All three services share it.
 #[derive(Debug, Clone)]
 pub(crate) struct Api {
     pub(crate) admission: Arc<Admission>,
     pub(crate) router: Router,
-    pub(crate) max_text_chars: usize,
+    pub(crate) max_text_chars: Option<usize>,
     pub(crate) stream: StreamConfig,
     pub(crate) link: LinkConfig,
 }
@@ -39,15 +33,16 @@ pub(crate) struct Api {
 impl Api {
     fn begin(&self, request: Request<v1::SynthesizeRequest>) -> Result<Outgoing, Failure> {
         let arrived = Instant::now();
-        self.admission.check_open()?;
+        // Before the work of checking, of which a clip to clone is the most.
+        let place = self.admission.enter()?;
         let (metadata, _, request) = request.into_parts();
+        self.router.check_room(&request.model)?;
         let checked = validate::check(request, &self.router.models(), self.max_text_chars)?;
-        let ticket = self.admission.admit(checked.id.clone())?;
+        let ticket = place.admit(checked.id.clone())?;
 
         let span = tracing::info_span!("synthesize", request_id = %checked.id, model = checked.model.name);
         propagation::extract(&span, &metadata);
-        let (out, messages) = mpsc::channel(OUTGOING_MESSAGES);
-        let (end, status) = oneshot::channel();
+        let (out, outgoing) = delivery();
         let relay = Relay {
             ticket,
             router: self.router.clone(),
@@ -57,36 +52,8 @@ impl Api {
             metadata,
             out,
         };
-        tokio::spawn(relay::run(relay, checked, end).instrument(span));
-        Ok(Outgoing {
-            messages,
-            status: Some(status),
-        })
-    }
-}
-
-/// What the caller reads: the relay's messages, then the status of an end that was not good. Dropping it tells
-/// the relay that the caller left.
-#[derive(Debug)]
-pub(crate) struct Outgoing {
-    messages: mpsc::Receiver<v1::SynthesizeResponse>,
-    status: Option<oneshot::Receiver<Status>>,
-}
-
-impl Stream for Outgoing {
-    type Item = Result<v1::SynthesizeResponse, Status>;
-
-    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        if let Some(message) = ready!(self.messages.poll_recv(context)) {
-            return Poll::Ready(Some(Ok(message)));
-        }
-        let Some(status) = &mut self.status else {
-            return Poll::Ready(None);
-        };
-        let status = ready!(Pin::new(status).poll(context));
-        self.status = None;
-        // The sender is dropped unused when the stream ended well.
-        Poll::Ready(status.ok().map(Err))
+        tokio::spawn(relay::run(relay, checked).instrument(span));
+        Ok(outgoing)
     }
 }
 

@@ -60,14 +60,14 @@ impl Violations {
     }
 }
 
-/// Check a request against the models that are served.
+/// Check a request against the models that are served, and against the gateway's own limit for texts if it has one.
 ///
 /// # Errors
 /// One failure with every violation; `NoWorker` when nothing is served at all.
 pub(crate) fn check(
     request: v1::SynthesizeRequest,
     models: &[Arc<ModelFacts>],
-    max_text_chars: usize,
+    max_text_chars: Option<usize>,
 ) -> Result<Checked, Failure> {
     let mut violations = Violations::default();
     let id = match request.request_id.as_str() {
@@ -92,7 +92,7 @@ pub(crate) fn check(
         violations.into_result()?;
         return Err(Failure::internal());
     };
-    let limit = model.max_text_chars.min(max_text_chars);
+    let limit = model.max_text_chars.min(max_text_chars.unwrap_or(usize::MAX));
     check_length("text", &request.text, limit, &mut violations);
     let voice = check_voice(&request.voice, &model, &mut violations);
     let language = check_language(&request.language, &model, &mut violations);

@@ -102,6 +102,16 @@ pub struct Running {
     pub events: Events,
 }
 
+impl Running {
+    /// What its caller is told when its turn came.
+    pub(crate) fn started(&self) -> v1::WorkerStarted {
+        v1::WorkerStarted {
+            max_frames: self.max_frames,
+            prompt_positions: self.prompt_positions,
+        }
+    }
+}
+
 /// How strongly a request is ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Strength {

@@ -93,16 +93,6 @@ impl Decoding {
 
     /// `None`: the caller went away.
     async fn relay(&mut self, mut inbound: impl Inbound) -> Result<Option<v1::WorkerFinished>, Failure> {
-        let started = v1::WorkerStarted {
-            max_frames: self.running.max_frames,
-            prompt_positions: 0,
-        };
-        if Self::send(&self.responses, Piece::Started(started))
-            .await
-            .is_err()
-        {
-            return Ok(None);
-        }
         let mut meter = AudioMeter::new();
         let mut frames = Frames {
             next_index: 0,
@@ -124,7 +114,8 @@ impl Decoding {
                     Some(OutputEvent::Failed(failure)) => return Err(failure::of_engine(failure)),
                     Some(OutputEvent::Started { queued }) => {
                         meter::queued(queued);
-                        if Self::send(&self.responses, Piece::Running).await.is_err() {
+                        let started = Piece::Started(self.running.started());
+                        if Self::send(&self.responses, started).await.is_err() {
                             return Ok(None);
                         }
                     }

@@ -22,7 +22,6 @@ const AUDIBLE: f32 = 0.01;
 #[derive(Debug)]
 pub(crate) enum Piece {
     Started(v1::WorkerStarted),
-    Running,
     Audio(v1::WorkerAudio),
     Finished(v1::WorkerFinished),
 }
@@ -32,7 +31,6 @@ impl From<Piece> for v1::WorkerSynthesizeResponse {
         use v1::worker_synthesize_response::Event;
         let event = match piece {
             Piece::Started(started) => Event::Started(started),
-            Piece::Running => Event::Running(v1::WorkerRunning {}),
             Piece::Audio(audio) => Event::Audio(audio),
             Piece::Finished(finished) => Event::Finished(finished),
         };
@@ -45,7 +43,6 @@ impl From<Piece> for v1::DecodeResponse {
         use v1::decode_response::Message;
         let message = match piece {
             Piece::Started(started) => Message::Started(started),
-            Piece::Running => Message::Running(v1::WorkerRunning {}),
             Piece::Audio(audio) => Message::Audio(audio),
             Piece::Finished(finished) => Message::Finished(finished),
         };
@@ -112,7 +109,7 @@ pub(crate) fn finish_reason(reason: FinishReason) -> v1::FinishReason {
 /// The response stream of a request whose audio is made in this worker. It holds the request: dropping it is a
 /// kill, and frees the request's place.
 pub(crate) struct LocalStream {
-    started: Option<v1::WorkerStarted>,
+    started: v1::WorkerStarted,
     events: Option<Events>,
     meter: AudioMeter,
     place: Place,
@@ -121,10 +118,7 @@ pub(crate) struct LocalStream {
 impl LocalStream {
     pub(crate) fn new(running: Running, place: Place) -> Self {
         LocalStream {
-            started: Some(v1::WorkerStarted {
-                max_frames: running.max_frames,
-                prompt_positions: running.prompt_positions,
-            }),
+            started: running.started(),
             events: Some(running.events),
             meter: AudioMeter::new(),
             place,
@@ -147,7 +141,7 @@ impl LocalStream {
             }
             OutputEvent::Started { queued } => {
                 meter::queued(queued);
-                Some(Ok(Piece::Running))
+                Some(Ok(Piece::Started(self.started)))
             }
             // Nobody outside this worker waits for these.
             OutputEvent::Items { .. } | OutputEvent::Result { .. } => None,
@@ -155,9 +149,6 @@ impl LocalStream {
     }
 
     fn poll_piece(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Piece, Failure>>> {
-        if let Some(started) = self.started.take() {
-            return Poll::Ready(Some(Ok(Piece::Started(started))));
-        }
         loop {
             let Some(events) = &mut self.events else {
                 return Poll::Ready(None);

@@ -16,7 +16,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::Channel;
 use tonic::{Code, Status, Streaming};
 
-use crate::backend::{Events, FrameShape, Running};
+use crate::backend::{FrameShape, Running};
 use crate::failure;
 use crate::meter;
 use crate::output::{AudioMeter, Piece, finish_reason};
@@ -55,11 +55,6 @@ impl Relay {
             message: Some(Message::Header(self.header.clone())),
         };
         to_peer.try_send(header).expect("a fresh channel has room");
-        let started = v1::WorkerStarted {
-            max_frames: self.running.max_frames,
-            prompt_positions: self.running.prompt_positions,
-        };
-        send(&self.responses, Piece::Started(started)).await?;
         let audio = self.open(frames).await?;
 
         let mut meter = Meter {
@@ -69,7 +64,7 @@ impl Relay {
         };
         let mut talker = None;
         let codec = {
-            let forward = forward(&mut self.running.events, to_peer, self.shape, &self.responses);
+            let forward = forward(&mut self.running, to_peer, self.shape, &self.responses);
             let collect = collect(audio, &self.responses, &mut meter);
             tokio::pin!(forward, collect);
             loop {
@@ -137,9 +132,9 @@ async fn send(responses: &Responses, piece: Piece) -> Result<(), Failure> {
     sent.map_err(|_| Failure::new(ErrorCode::Cancelled, "the caller went away"))
 }
 
-/// Pass frames on until the Talker's end.
+/// Pass frames on until the Talker's end, and tell the caller when its request's turn came.
 async fn forward(
-    events: &mut Events,
+    running: &mut Running,
     to_peer: mpsc::Sender<v1::DecodeRequest>,
     shape: FrameShape,
     responses: &Responses,
@@ -150,7 +145,7 @@ async fn forward(
             // The peer closed its half of the call; its answer says why.
             return std::future::pending().await;
         };
-        match events.next().await {
+        match running.events.next().await {
             Some(OutputEvent::Items {
                 first_item, items, ..
             }) => {
@@ -168,7 +163,8 @@ async fn forward(
             Some(OutputEvent::Failed(failure)) => return Err(failure::of_engine(failure)),
             Some(OutputEvent::Started { queued }) => {
                 meter::queued(queued);
-                send(responses, Piece::Running).await?;
+                let started = Piece::Started(running.started());
+                send(responses, started).await?;
             }
             Some(OutputEvent::Samples { .. } | OutputEvent::Result { .. }) => {}
             None => {
@@ -197,7 +193,7 @@ async fn collect(
                 send(responses, Piece::Audio(meter.audio.audio(&samples))).await?;
             }
             Some(v1::decode_response::Message::Finished(finished)) => return Ok(finished),
-            Some(v1::decode_response::Message::Started(_) | v1::decode_response::Message::Running(_)) => {}
+            Some(v1::decode_response::Message::Started(_)) => {}
             None => {
                 return Err(Failure::new(
                     ErrorCode::WorkerLost,

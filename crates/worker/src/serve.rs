@@ -35,7 +35,7 @@ use crate::warm_up::warm_up;
 /// Largest request: a reference clip of a minute as raw samples, and some.
 const MAX_REQUEST_BYTES: usize = 16 << 20;
 
-/// How long open connections may take to close once nothing runs any more.
+/// How long open connections may take to close when nothing is left to be read from them.
 const CLOSE_DEADLINE: Duration = Duration::from_millis(500);
 
 /// What a worker is started with.
@@ -143,15 +143,20 @@ impl WorkerServer {
         };
         let outcome = life.run(load, config.register_patience, shutdown).await;
         close.cancel();
-        // Health watchers hold their streams open for ever; after the bound their connections are cut.
-
-        let closed = tokio::time::timeout(CLOSE_DEADLINE, &mut server).await;
+        // The transport may still hold what a slow caller has yet to read.
+        let soon = Instant::now() + CLOSE_DEADLINE;
+        let close_by = outcome.as_ref().map_or(soon, |drain_ends| soon.max(*drain_ends));
+        let closed = tokio::time::timeout_at(close_by.into(), &mut server).await;
         server.abort();
-        if let Ok(Ok(Err(error))) = closed {
-            outcome?;
-            return Err(error);
+        outcome?;
+        match closed {
+            Ok(Ok(served)) => served,
+            Ok(Err(panicked)) => Err(panicked).context("serve gRPC"),
+            Err(_) => {
+                tracing::warn!("connections are cut at the drain bound");
+                Ok(())
+            }
         }
-        outcome
     }
 }
 
@@ -175,21 +180,35 @@ async fn serve(
         .add_service(v1.build_v1().context("build reflection")?)
         .add_service(v1alpha.build_v1alpha().context("build reflection")?)
         .add_service(grpc)
-        .serve_with_incoming_shutdown(incoming, close.cancelled_owned());
+        .serve_with_incoming_shutdown(incoming, close.clone().cancelled_owned());
+    let health = async {
+        close
+            .run_until_cancelled(report_health(reporter.clone(), state))
+            .await;
+        // A health watch would hold its connection open for ever.
+        let mut reporter = reporter;
+        for service in HEALTH_SERVICES {
+            reporter.clear_service_status(service).await;
+        }
+        std::future::pending::<()>().await;
+    };
     tokio::select! {
         served = server => served.context("serve gRPC"),
-        () = report_health(reporter, state) => Ok(()),
+        () = health => Ok(()),
     }
 }
 
-/// Health says what the state says, for the server as a whole and for the service. Never returns.
+/// Names whose health is told: the server as a whole, and the service.
+const HEALTH_SERVICES: [&str; 2] = ["", "laneway.v1.Worker"];
+
+/// Health says what the state says. Never returns.
 async fn report_health(reporter: tonic_health::server::HealthReporter, mut state: watch::Receiver<State>) {
     loop {
         let status = match *state.borrow_and_update() {
             State::Serving => ServingStatus::Serving,
             State::Loading | State::Draining | State::Failed => ServingStatus::NotServing,
         };
-        for service in ["", "laneway.v1.Worker"] {
+        for service in HEALTH_SERVICES {
             reporter.set_service_status(service, status).await;
         }
         if state.changed().await.is_err() {
@@ -208,15 +227,16 @@ struct Life {
 }
 
 impl Life {
+    /// Returns when the drain has to end: until then callers may read what was made.
     async fn run(
         mut self,
         load: Load,
         patience: Duration,
         shutdown: CancellationToken,
-    ) -> anyhow::Result<()> {
+    ) -> anyhow::Result<Instant> {
         let register = manager::register(&mut self.client, &self.identity, patience);
         let Some(registered) = shutdown.run_until_cancelled(register).await else {
-            return Ok(());
+            return Ok(Instant::now());
         };
         let registered = registered?;
         tracing::info!(
@@ -261,7 +281,7 @@ impl Life {
         heartbeats: &mut JoinHandle<Option<anyhow::Error>>,
         shutdown: &CancellationToken,
         draining: &CancellationToken,
-    ) -> anyhow::Result<()> {
+    ) -> anyhow::Result<Instant> {
         let role = Role::of(&plan);
         self.service.reporter.planned(role, plan.clone());
         let began = Instant::now();
@@ -307,6 +327,7 @@ impl Life {
         }
         // Not ready at once: the state task, its only writer, says so before anything waits.
         draining.cancel();
+        let drain_ends = Instant::now() + drain_timeout;
         let leaves = |state: &State| matches!(state, State::Draining | State::Failed);
         let mut state = self.state.subscribe();
         if tokio::time::timeout(CLOSE_DEADLINE, state.wait_for(leaves))
@@ -317,7 +338,7 @@ impl Life {
         }
         let n_running = admission.n_held();
         tracing::info!(n_running, bound = ?drain_timeout, "draining");
-        if tokio::time::timeout(drain_timeout, admission.idle())
+        if tokio::time::timeout_at(drain_ends.into(), admission.idle())
             .await
             .is_err()
         {
@@ -326,7 +347,7 @@ impl Life {
                 "the drain bound is over; ending what still runs"
             );
         }
-        Ok(())
+        Ok(drain_ends)
     }
 
     /// Where audio is made, and whether that place is there.

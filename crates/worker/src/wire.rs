@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use laneway_audio::check_samples;
 use laneway_plan::declaration::ChunkPolicy;
 use laneway_proto::{ErrorCode, Failure, RequestId, rows_from_frames, samples_from_bytes, v1};
 
@@ -107,7 +108,9 @@ fn reference(clip: v1::ReferenceClip) -> Result<ReferenceClip, Failure> {
             "a worker takes raw samples only: state their rate",
         ));
     }
-    let samples = samples_from_bytes(&clip.audio).map_err(|e| invalid("reference.audio", e.to_string()))?;
+    let of_audio = |error: String| invalid("reference.audio", error);
+    let samples = samples_from_bytes(&clip.audio).map_err(|error| of_audio(error.to_string()))?;
+    check_samples(&samples).map_err(|error| of_audio(error.to_string()))?;
     Ok(ReferenceClip {
         samples,
         sample_rate: clip.sample_rate,

@@ -8,6 +8,7 @@ use laneway_integration_tests::process::Process;
 use laneway_integration_tests::system::System;
 use laneway_proto::v1::requests_client::RequestsClient;
 use laneway_proto::v1::synthesize_response::Event;
+use laneway_proto::v1::worker_client::WorkerClient;
 use laneway_proto::{ErrorCode, v1};
 use tonic::Code;
 use tonic_health::pb::health_check_response::ServingStatus;
@@ -81,6 +82,34 @@ async fn one_more_than_running_and_waiting_is_refused_at_once() -> anyhow::Resul
     assert!(took < Duration::from_secs(2), "refused after {took:?}");
     running.first_audio().await?;
     drop((running, waiting));
+    system.idle().await
+}
+
+/// However long the queue is: a worker says when a request's turn came, so that nobody takes waiting for a stall.
+#[tokio::test]
+async fn a_waiting_request_is_told_when_its_turn_comes() -> anyhow::Result<()> {
+    use v1::worker_synthesize_response::Event;
+    let system = System::serving(&one_at_a_time(Placement::Lane)).await?;
+    let mut running = system.speaker()?.start(long(1)).await?;
+    running.first_audio().await?;
+    let mut worker = WorkerClient::new(client::channel(system.worker_address(0)?));
+    let request = v1::WorkerSynthesizeRequest {
+        request_id: "waits".into(),
+        text: "Hello.".into(),
+        voice: "nano".into(),
+        max_frames: Some(4),
+        ..Default::default()
+    };
+    let mut waiting = worker.synthesize(request).await?.into_inner();
+    let waits = tokio::time::timeout(Duration::from_millis(500), waiting.message()).await;
+    assert!(waits.is_err(), "its turn has not come: {waits:?}");
+    drop(running);
+    let mut events = Vec::new();
+    while let Some(message) = waiting.message().await? {
+        events.extend(message.event);
+    }
+    assert!(matches!(events[0], Event::Started(_)), "{events:?}");
+    assert!(matches!(events.last(), Some(Event::Finished(_))), "{events:?}");
     system.idle().await
 }
 

@@ -1,8 +1,12 @@
 //! Real text in, real speech out.
 
+use std::io::Read as _;
+use std::process::{Command, Stdio};
+
 use laneway_integration_tests::SAMPLES_PER_FRAME;
 use laneway_integration_tests::client::{Spoken, request};
 use laneway_integration_tests::deployment::{Deployment, Placement};
+use laneway_integration_tests::process::binary;
 use laneway_integration_tests::system::System;
 use laneway_proto::v1;
 
@@ -28,6 +32,45 @@ async fn text_becomes_speech_through_three_processes() -> anyhow::Result<()> {
         .sqrt();
     assert!((0.005..0.5).contains(&rms), "rms {rms}");
     system.idle().await
+}
+
+/// `laneway say … | head`: neither a panic nor a message, and the exit code that a shell shows for other tools.
+#[tokio::test]
+async fn a_command_whose_reader_leaves_ends_quietly() -> anyhow::Result<()> {
+    let system = System::serving(&Deployment::new(Placement::Lane)).await?;
+    let gateway = system.gateway.address()?.to_string();
+    let directory = tempfile::tempdir()?;
+    let wav = directory.path().join("hello.wav");
+    let wav = wav.to_str().expect("temporary directories have plain names");
+    let printed = ["say", "Hello.", "-o", wav, "--gateway", &gateway];
+    let streamed = [
+        "say",
+        "Hello.",
+        "--stream",
+        "-o",
+        "/dev/stdout",
+        "--gateway",
+        &gateway,
+    ];
+    let voices = ["voices", "--gateway", &gateway];
+    for (arguments, n_read) in [(&printed[..], 0), (&streamed, 44), (&voices, 0)] {
+        let mut command = Command::new(binary("laneway")?);
+        command
+            .args(arguments)
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        let ended = tokio::task::spawn_blocking(move || {
+            let mut child = command.spawn()?;
+            let mut reader = child.stdout.take().expect("it is piped");
+            reader.read_exact(&mut vec![0; n_read])?;
+            drop(reader);
+            child.wait_with_output()
+        });
+        let output = ended.await??;
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!((output.status.code(), &*said), (Some(141), ""), "{arguments:?}");
+    }
+    Ok(())
 }
 
 /// The same seed gives the same bytes wherever the codec runs, alone and in company, whatever the windows.

@@ -259,7 +259,7 @@ impl Load {
                     return Ok(Ended {
                         reason: finished.reason(),
                         frames: finished.frames,
-                        prompt_positions: accepted.prompt_positions,
+                        prompt_positions: finished.prompt_positions,
                         hash: hash.finish(),
                     });
                 }

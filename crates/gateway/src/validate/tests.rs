@@ -30,7 +30,7 @@ fn request() -> v1::SynthesizeRequest {
 fn refused(change: impl FnOnce(&mut v1::SynthesizeRequest), code: ErrorCode, field: &str, words: &[&str]) {
     let mut changed = request();
     change(&mut changed);
-    let failure = check(changed, &models(), 4096).unwrap_err();
+    let failure = check(changed, &models(), None).unwrap_err();
     assert_eq!(failure.code, code, "{failure}");
     assert_eq!(failure.violations[0].field, field);
     for word in words {
@@ -43,12 +43,12 @@ fn refused(change: impl FnOnce(&mut v1::SynthesizeRequest), code: ErrorCode, fie
 
 #[test]
 fn a_plain_request_runs_with_everything_decided() {
-    let checked = check(request(), &models(), 4096).unwrap();
+    let checked = check(request(), &models(), None).unwrap();
     assert_eq!(checked.wire.text, "Hello.");
     assert_eq!(checked.wire.voice, "ryan");
     assert_eq!(checked.wire.request_id, checked.id.as_str());
     assert_eq!(checked.format, Format::PcmS16le);
-    let other = check(request(), &models(), 4096).unwrap();
+    let other = check(request(), &models(), None).unwrap();
     assert_ne!(other.id, checked.id);
     assert_ne!(other.wire.seed, checked.wire.seed);
 }
@@ -83,7 +83,7 @@ fn everything_that_is_accepted_reaches_the_worker() {
             reference: None,
         },
         &models(),
-        4096,
+        None,
     )
     .unwrap();
     assert_eq!(checked.format, Format::Wav);
@@ -140,13 +140,23 @@ fn texts_that_cannot_be_spoken_are_refused() {
                     ..request()
                 },
                 &models(),
-                4096
+                None
             )
             .is_ok(),
             "{text}"
         );
     }
-    let failure = check(request(), &models(), 3).unwrap_err();
+    let generous = ModelFacts {
+        max_text_chars: 10_000,
+        ..(*models()[0]).clone()
+    };
+    let long = v1::SynthesizeRequest {
+        text: "a".repeat(10_000),
+        ..request()
+    };
+    let deployment_alone = check(long, &[Arc::new(generous)], None);
+    assert!(deployment_alone.is_ok(), "the gateway has no limit of its own");
+    let failure = check(request(), &models(), Some(3)).unwrap_err();
     assert_eq!(
         failure.code,
         ErrorCode::TextTooLong,
@@ -201,7 +211,7 @@ fn unknown_names_are_answered_with_what_exists() {
                 ..request()
             },
             &models(),
-            4096,
+            None,
         );
         assert_eq!(checked.unwrap().wire.language, "");
     }
@@ -272,7 +282,7 @@ fn exact_frames_are_for_generated_weights_and_say_all_there_is_to_say() {
     let of = |facts: v1::ModelFacts| {
         let mut request = request();
         exactly(7, None)(&mut request);
-        check(request, &[Arc::new(facts.try_into().unwrap())], 1000)
+        check(request, &[Arc::new(facts.try_into().unwrap())], None)
     };
     let wire = of(stated()).unwrap().wire;
     assert_eq!(wire.sampling.unwrap().exact_frames, Some(7));
@@ -297,7 +307,7 @@ fn all_violations_are_answered_at_once() {
             ..request()
         },
         &models(),
-        4096,
+        None,
     )
     .unwrap_err();
     let fields: Vec<_> = failure
@@ -331,7 +341,7 @@ fn fields_that_mean_nothing_to_a_model_are_refused_by_name() {
         instruct: "calm".into(),
         ..request()
     };
-    let failure = check(named, &cloning(), 4096).unwrap_err();
+    let failure = check(named, &cloning(), None).unwrap_err();
     let fields: Vec<_> = failure
         .violations
         .iter()
@@ -347,7 +357,7 @@ fn fields_that_mean_nothing_to_a_model_are_refused_by_name() {
         voice: String::new(),
         ..request()
     };
-    let failure = check(plain, &[Arc::new(designs.try_into().unwrap())], 4096).unwrap_err();
+    let failure = check(plain, &[Arc::new(designs.try_into().unwrap())], None).unwrap_err();
     assert_eq!(failure.violations[0].field, "instruct");
 }
 
@@ -359,7 +369,7 @@ fn clips_are_decoded_once_and_bounded() {
             reference,
             ..request()
         };
-        check(request, &cloning(), 4096)
+        check(request, &cloning(), None)
     };
     let wav = |n_samples, rate| v1::ReferenceClip {
         audio: wav_file(&vec![0.5; n_samples], rate).unwrap().into(),
@@ -399,23 +409,23 @@ fn several_models_have_to_be_told_apart() {
         ..(*models()[0]).clone()
     };
     let models = [Arc::new(other), models()[0].clone()];
-    let failure = check(request(), &models, 4096).unwrap_err();
+    let failure = check(request(), &models, None).unwrap_err();
     assert!(failure.message.contains("large, nano"), "{failure}");
     let named = v1::SynthesizeRequest {
         model: "large".into(),
         ..request()
     };
-    assert_eq!(check(named, &models, 4096).unwrap().model.name, "large");
+    assert_eq!(check(named, &models, None).unwrap().model.name, "large");
 }
 
 #[test]
 fn with_nothing_served_a_bad_text_is_still_the_callers_fault() {
-    assert_eq!(check(request(), &[], 4096).unwrap_err().code, ErrorCode::NoWorker);
+    assert_eq!(check(request(), &[], None).unwrap_err().code, ErrorCode::NoWorker);
     let bad = v1::SynthesizeRequest {
         text: String::new(),
         ..request()
     };
-    assert_eq!(check(bad, &[], 4096).unwrap_err().code, ErrorCode::InvalidText);
+    assert_eq!(check(bad, &[], None).unwrap_err().code, ErrorCode::InvalidText);
 }
 
 proptest! {
@@ -432,7 +442,7 @@ proptest! {
         let chunk = chunk.map(|(first, ramp, steady)| v1::ChunkPolicy { first, ramp, steady });
         let sampling = Some(v1::SamplingParams { temperature, ..Default::default() });
         let sent = v1::SynthesizeRequest { text, voice, max_frames, chunk, format, sampling, ..Default::default() };
-        match check(sent, &models(), 4096) {
+        match check(sent, &models(), None) {
             Err(failure) => prop_assert!(!failure.violations.is_empty()),
             Ok(checked) => {
                 let wire = checked.wire;

@@ -5,8 +5,8 @@ use std::process::{Child, Command, Stdio};
 
 use laneway_proto::v1;
 
-use crate::fake::{FakeWorker, Step};
-use crate::harness::{named, soon};
+use crate::fake::{FakeWorker, MUCH_CHUNKS, Step, speaks_much};
+use crate::harness::{Call, named, narrow, soon};
 
 fn program() -> Command {
     Command::new(env!("CARGO_BIN_EXE_laneway-gateway"))
@@ -54,24 +54,54 @@ async fn exit_code(mut child: Child) -> Option<i32> {
 
 /// Start a stream on the program that the worker does not end.
 async fn open_stream(address: &str, worker: &FakeWorker) -> tonic::Streaming<v1::SynthesizeResponse> {
-    let channel = tonic::transport::Endpoint::from_shared(format!("http://{address}"))
-        .unwrap()
-        .connect_lazy();
-    let mut speech = v1::speech_client::SpeechClient::new(channel);
+    let mut call = begin(address).await.events;
+    worker.until_open(1).await;
+    soon(call.message()).await.unwrap();
+    call
+}
+
+/// A call of a caller with a narrow window.
+async fn begin(address: &str) -> Call {
+    let mut speech = v1::speech_client::SpeechClient::new(narrow(address));
     // Until it has found its worker it answers UNAVAILABLE.
-    let mut call = soon(async {
+    soon(async {
         loop {
             match speech.synthesize(named("mine")).await {
-                Ok(response) => return response.into_inner(),
+                Ok(response) => return Call::of(response),
                 Err(status) => assert_eq!(status.code(), tonic::Code::Unavailable, "{status:?}"),
             }
             tokio::task::yield_now().await;
         }
     })
+    .await
+}
+
+/// Health of the program until it no longer is SERVING.
+async fn until_not_serving(address: &str) {
+    let channel = tonic::transport::Endpoint::from_shared(format!("http://{address}"))
+        .unwrap()
+        .connect_lazy();
+    let mut health = tonic_health::pb::health_client::HealthClient::new(channel);
+    let check = tonic_health::pb::HealthCheckRequest::default();
+    soon(async {
+        use tonic_health::pb::health_check_response::ServingStatus::Serving;
+        while health.check(check.clone()).await.unwrap().into_inner().status() == Serving {}
+    })
     .await;
-    worker.until_open(1).await;
-    soon(call.message()).await.unwrap();
-    call
+}
+
+#[tokio::test]
+async fn sigterm_cuts_no_stream_that_the_worker_has_finished_and_its_caller_not_read() {
+    let worker = FakeWorker::start("a", speaks_much());
+    let (child, address) = start(&worker);
+    let call = begin(&address).await;
+    worker.until_ended(1).await;
+    terminate(&child);
+    until_not_serving(&address).await;
+    // Long enough for a program to exit that thinks it has nothing left to do.
+    tokio::time::sleep(std::time::Duration::from_secs(1)).await;
+    assert_eq!(call.rest().await.2.unwrap().chunks.len(), MUCH_CHUNKS);
+    assert_eq!(exit_code(child).await, Some(0));
 }
 
 #[tokio::test]
@@ -98,17 +128,7 @@ async fn a_second_sigterm_exits_now() {
     let _call = open_stream(&address, &worker).await;
     terminate(&child);
     // Two signals at once count as one: the second is sent when the first is seen to have worked.
-    let mut health = tonic_health::pb::health_client::HealthClient::new(
-        tonic::transport::Endpoint::from_shared(format!("http://{address}"))
-            .unwrap()
-            .connect_lazy(),
-    );
-    let check = tonic_health::pb::HealthCheckRequest::default();
-    soon(async {
-        use tonic_health::pb::health_check_response::ServingStatus::Serving;
-        while health.check(check.clone()).await.unwrap().into_inner().status() == Serving {}
-    })
-    .await;
+    until_not_serving(&address).await;
     terminate(&child);
     assert_eq!(exit_code(child).await, Some(130));
 }

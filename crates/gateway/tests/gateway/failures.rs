@@ -137,16 +137,7 @@ async fn a_request_without_audio_is_tried_elsewhere() {
     let spoken = call.rest().await.2.unwrap();
     assert_eq!(spoken.finished.frames, 3);
     assert_eq!(spoken.accepted.request_id, "mine", "told once, whatever it took");
-    let mine = |worker: &FakeWorker| {
-        worker
-            .shared
-            .requests
-            .lock()
-            .unwrap()
-            .iter()
-            .filter(|(_, request)| request.request_id == "mine")
-            .count()
-    };
+    let mine = |worker: &FakeWorker| worker.caller_ids().iter().filter(|id| *id == "mine").count();
     assert_eq!((mine(&a), mine(&b)), (1, 1));
 }
 
@@ -173,7 +164,7 @@ async fn a_worker_that_stalls_is_unavailable_after_audio_and_replaced_before() {
     stalls.until_open(0).await;
 
     let (mute, good) = (
-        FakeWorker::start("a", vec![Step::Started, Step::Running, Step::Gate]),
+        FakeWorker::start("a", vec![Step::Started, Step::Gate]),
         FakeWorker::start("b", speaks()),
     );
     let manager = FakeManager::start(vec![mute.info(), good.info()]).await;
@@ -187,39 +178,61 @@ async fn a_worker_that_stalls_is_unavailable_after_audio_and_replaced_before() {
 }
 
 #[tokio::test]
-async fn a_queue_is_not_a_stall() {
-    let short = Duration::from_millis(150);
-    // Longer in the queue than any wait but the queue's own.
-    let busy = FakeWorker::start(
-        "a",
-        vec![
-            Step::Started,
-            Step::Gate,
-            Step::Running,
-            Step::Audio(1, 0.5),
-            Step::Finish(v1::FinishReason::Stop),
-        ],
-    );
-    let patient = gateway(&[&busy], |config| {
-        config.stream.first_audio = short;
-        config.stream.stall = short;
+async fn waiting_for_its_turn_is_no_stall_of_the_worker() {
+    let mut script = vec![Step::Gate];
+    script.extend(speaks());
+    let worker = FakeWorker::start("a", script);
+    let gateway = gateway(&[&worker], |config| {
+        config.stream.first_audio = Duration::from_millis(300);
+        config.stream.stall = Duration::from_millis(300);
     })
     .await;
-    patient.serving().await;
-    let speaking = patient.speak(request());
-    let open_gate = async {
-        tokio::time::sleep(4 * short).await;
-        busy.open_gate();
-    };
-    let (spoken, ()) = tokio::join!(speaking, open_gate);
-    spoken.unwrap();
+    gateway.serving().await;
+    let mut call = gateway.begin(request()).await.unwrap();
+    call.accepted().await;
+    worker.until_open(1).await;
+    let waits = tokio::time::timeout(Duration::from_secs(1), call.events.message()).await;
+    assert!(waits.is_err(), "its turn has not come: {waits:?}");
+    worker.open_gate();
+    assert_eq!(call.rest().await.2.unwrap().finished.frames, 3);
+    assert_eq!(worker.n_requests(), 1);
+}
 
-    let never = FakeWorker::start("a", vec![Step::Started, Step::Gate]);
-    let impatient = gateway(&[&never], |config| config.stream.queue = short).await;
-    impatient.serving().await;
-    let failure = impatient.fails(request()).await;
-    assert_eq!(failure.code, ErrorCode::Overloaded, "{failure}");
-    never.until_open(0).await;
+#[tokio::test]
+async fn too_long_a_wait_for_its_turn_is_overload_and_the_worker_stays() {
+    let worker = FakeWorker::start("a", vec![Step::Gate]);
+    let gateway = gateway(&[&worker], |config| {
+        config.stream.queue = Duration::from_millis(200)
+    })
+    .await;
+    gateway.serving().await;
+    let failure = gateway.fails(request()).await;
+    assert_eq!(failure.code, ErrorCode::Overloaded);
+    assert!(failure.retry_after.is_some());
+    worker.until_open(0).await;
+    worker.plays(speaks());
+    gateway.speak(request()).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_fixed_worker_is_kept_through_two_unanswered_questions_and_not_a_third() {
+    let worker = FakeWorker::start("a", speaks());
+    let gateway = gateway(&[&worker], |_| ()).await;
+    let mut health = gateway.health().await;
+    health.until(ServingStatus::Serving).await;
+    for _ in 0..5 {
+        worker.lose_statuses(2);
+        worker.until_asked(4).await;
+    }
+    let changed = tokio::time::timeout(
+        Duration::from_millis(100),
+        health.until(ServingStatus::NotServing),
+    );
+    assert!(changed.await.is_err(), "two lost answers are no death");
+    worker.lose_statuses(usize::MAX);
+    health.until(ServingStatus::NotServing).await;
+    worker.lose_statuses(0);
+    health.until(ServingStatus::Serving).await;
 }
 
 #[tokio::test]

@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 use std::pin::Pin;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll};
 
@@ -26,8 +27,6 @@ pub(crate) enum Step {
     /// Refuse before the stream begins.
     Refuse(Failure),
     Started,
-    /// It leaves the queue.
-    Running,
     /// Frames of a constant level.
     Audio(u32, f32),
     /// Audio that does not follow on what came before.
@@ -40,15 +39,33 @@ pub(crate) enum Step {
     Hang,
 }
 
+/// The part of a worker's id for an attempt that its caller chose.
+pub(crate) fn caller_id(worker_request_id: &str) -> &str {
+    worker_request_id
+        .rsplit_once('.')
+        .expect("an attempt has a part of its own")
+        .0
+}
+
 /// A short, good stream: three frames in two chunks.
 pub(crate) fn speaks() -> Vec<Step> {
     vec![
         Step::Started,
-        Step::Running,
         Step::Audio(1, 0.25),
         Step::Audio(2, -0.5),
         Step::Finish(v1::FinishReason::Stop),
     ]
+}
+
+/// Chunks of [`speaks_much`].
+pub(crate) const MUCH_CHUNKS: usize = 8;
+
+/// A stream that ends soon, with more bytes than a caller with a narrow window takes unread.
+pub(crate) fn speaks_much() -> Vec<Step> {
+    let mut script = vec![Step::Started];
+    script.extend(std::iter::repeat_n(Step::Audio(25, 0.5), MUCH_CHUNKS));
+    script.push(Step::Finish(v1::FinishReason::Stop));
+    script
 }
 
 pub(crate) fn facts(model: &str) -> v1::ModelFacts {
@@ -86,6 +103,11 @@ pub(crate) struct Shared {
     /// Streams that were open and are not.
     ended: watch::Sender<usize>,
     status: Mutex<v1::WorkerStatusResponse>,
+    /// Questions for a status that came.
+    n_asked: watch::Sender<usize>,
+    /// Questions for a status, and cancels, that are still to be lost.
+    lost_statuses: AtomicUsize,
+    lost_cancels: AtomicUsize,
     gate: watch::Sender<bool>,
     stop: Notify,
 }
@@ -136,7 +158,6 @@ async fn play(
                 max_frames: 100,
                 prompt_positions: 12,
             })),
-            Step::Running => Ok(Event::Running(v1::WorkerRunning {})),
             Step::Audio(n_frames, level) => {
                 let samples = vec![level; (n_frames * SAMPLES_PER_FRAME) as usize];
                 let sample_offset = offset(frames);
@@ -168,6 +189,15 @@ async fn play(
         if events.send(message).await.is_err() {
             return;
         }
+    }
+}
+
+/// What a call is answered that got lost on its way, while some are to be lost.
+fn lose(left: &AtomicUsize) -> Result<(), Status> {
+    let lost = left.try_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1));
+    match lost {
+        Ok(_) => Err(Status::unavailable("lost on its way")),
+        Err(_) => Ok(()),
     }
 }
 
@@ -206,6 +236,7 @@ impl v1::worker_server::Worker for Service {
         &self,
         request: Request<v1::WorkerCancelRequest>,
     ) -> Result<Response<v1::WorkerCancelResponse>, Status> {
+        lose(&self.0.lost_cancels)?;
         self.0.cancels.lock().unwrap().push(request.into_inner());
         self.0.stop.notify_one();
         Ok(Response::new(v1::WorkerCancelResponse {}))
@@ -215,6 +246,8 @@ impl v1::worker_server::Worker for Service {
         &self,
         _request: Request<v1::WorkerStatusRequest>,
     ) -> Result<Response<v1::WorkerStatusResponse>, Status> {
+        self.0.n_asked.send_modify(|n_asked| *n_asked += 1);
+        lose(&self.0.lost_statuses)?;
         Ok(Response::new(self.0.status.lock().unwrap().clone()))
     }
 }
@@ -253,6 +286,9 @@ impl FakeWorker {
             open: watch::Sender::new(0),
             ended: watch::Sender::new(0),
             status: Mutex::new(status),
+            n_asked: watch::Sender::new(0),
+            lost_statuses: AtomicUsize::new(0),
+            lost_cancels: AtomicUsize::new(0),
             gate: watch::Sender::new(false),
             stop: Notify::new(),
         });
@@ -294,6 +330,34 @@ impl FakeWorker {
 
     pub(crate) fn set_status(&self, change: impl FnOnce(&mut v1::WorkerStatusResponse)) {
         change(&mut self.shared.status.lock().unwrap());
+    }
+
+    /// Lose this many questions for a status, or none.
+    pub(crate) fn lose_statuses(&self, n: usize) {
+        self.shared.lost_statuses.store(n, Ordering::Relaxed);
+    }
+
+    /// Lose this many cancels.
+    pub(crate) fn lose_cancels(&self, n: usize) {
+        self.shared.lost_cancels.store(n, Ordering::Relaxed);
+    }
+
+    /// Until it was asked for its status this many times more.
+    pub(crate) async fn until_asked(&self, n_times: usize) {
+        let mut n_asked = self.shared.n_asked.subscribe();
+        let wanted = *n_asked.borrow() + n_times;
+        crate::harness::soon(n_asked.wait_for(|n_asked| *n_asked >= wanted))
+            .await
+            .unwrap();
+    }
+
+    /// Ids of the requests that came, as the callers chose them.
+    pub(crate) fn caller_ids(&self) -> Vec<String> {
+        let requests = self.shared.requests.lock().unwrap();
+        let chosen = |(_, request): &(MetadataMap, v1::WorkerSynthesizeRequest)| {
+            caller_id(&request.request_id).to_string()
+        };
+        requests.iter().map(chosen).collect()
     }
 
     pub(crate) fn n_requests(&self) -> usize {

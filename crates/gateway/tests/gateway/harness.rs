@@ -90,6 +90,18 @@ async fn start(mut config: Config, change: impl FnOnce(&mut Config)) -> TestGate
     }
 }
 
+/// Bytes that a caller on [`narrow`] has room for.
+const NARROW_BYTES: u32 = 65_535;
+
+/// A channel whose caller takes little that it has not read, as small devices do.
+pub(crate) fn narrow(address: &str) -> Channel {
+    Endpoint::from_shared(format!("http://{address}"))
+        .unwrap()
+        .initial_stream_window_size(NARROW_BYTES)
+        .initial_connection_window_size(NARROW_BYTES)
+        .connect_lazy()
+}
+
 pub(crate) fn request() -> v1::SynthesizeRequest {
     v1::SynthesizeRequest {
         text: "Hello there.".into(),
@@ -122,11 +134,13 @@ impl TestGateway {
         &self,
         request: tonic::Request<v1::SynthesizeRequest>,
     ) -> Result<Call, Status> {
-        soon(self.speech().synthesize(request))
-            .await
-            .map(|response| Call {
-                events: response.into_inner(),
-            })
+        soon(self.speech().synthesize(request)).await.map(Call::of)
+    }
+
+    /// A call of a caller who takes little that it has not read.
+    pub(crate) async fn begin_narrow(&self, request: v1::SynthesizeRequest) -> Result<Call, Status> {
+        let mut speech = SpeechClient::new(narrow(&self.address.to_string()));
+        soon(speech.synthesize(request)).await.map(Call::of)
     }
 
     /// Speak to the end.
@@ -212,6 +226,12 @@ pub(crate) struct Spoken {
 }
 
 impl Call {
+    pub(crate) fn of(response: tonic::Response<Streaming<v1::SynthesizeResponse>>) -> Self {
+        Self {
+            events: response.into_inner(),
+        }
+    }
+
     pub(crate) async fn accepted(&mut self) -> v1::Accepted {
         match soon(self.events.message()).await.unwrap().unwrap().event.unwrap() {
             Event::Accepted(accepted) => accepted,

@@ -8,7 +8,7 @@ use tonic::Code;
 use tonic_health::pb::health_check_response::ServingStatus;
 use tonic_reflection::pb::{v1 as reflection_v1, v1alpha as reflection_v1alpha};
 
-use crate::fake::{FakeManager, FakeWorker, Step, speaks};
+use crate::fake::{FakeManager, FakeWorker, MUCH_CHUNKS, Step, speaks, speaks_much};
 use crate::harness::{gateway, gateway_of, ours, request, soon};
 
 fn with_state(worker: &FakeWorker, state: v1::WorkerState) -> Vec<v1::WorkerInfo> {
@@ -89,6 +89,37 @@ async fn a_drain_refuses_new_calls_and_lets_running_streams_finish() {
     worker.open_gate();
     assert_eq!(running.rest().await.2.unwrap().finished.frames, 1);
     soon(&mut gateway.served).await.unwrap().unwrap();
+}
+
+#[tokio::test]
+async fn a_drain_waits_for_the_caller_who_has_yet_to_read_a_finished_stream() {
+    let worker = FakeWorker::start("a", speaks_much());
+    let mut gateway = gateway(&[&worker], |_| ()).await;
+    gateway.serving().await;
+    let call = gateway.begin_narrow(request()).await.unwrap();
+    worker.until_ended(1).await;
+    let _watch = gateway.health().await;
+    gateway.shutdown.drain.cancel();
+    gateway.not_serving().await;
+    let ended = tokio::time::timeout(Duration::from_secs(1), &mut gateway.served).await;
+    assert!(ended.is_err(), "nobody has read the stream: {ended:?}");
+    assert_eq!(call.rest().await.2.unwrap().chunks.len(), MUCH_CHUNKS);
+    soon(&mut gateway.served).await.unwrap().unwrap();
+}
+
+#[tokio::test]
+async fn a_caller_who_never_reads_holds_a_drain_up_to_its_bound_and_no_longer() {
+    let worker = FakeWorker::start("a", speaks_much());
+    let mut gateway = gateway(&[&worker], |config| {
+        config.drain_bound = Duration::from_millis(300)
+    })
+    .await;
+    gateway.serving().await;
+    let call = gateway.begin_narrow(request()).await.unwrap();
+    worker.until_ended(1).await;
+    gateway.shutdown.drain.cancel();
+    soon(&mut gateway.served).await.unwrap().unwrap();
+    drop(call);
 }
 
 #[tokio::test]

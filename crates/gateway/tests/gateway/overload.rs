@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use laneway_proto::{ErrorCode, Failure, v1};
 use tonic::Code;
 
-use crate::fake::{FakeWorker, Step, speaks};
+use crate::fake::{FakeWorker, Step, caller_id, speaks, speaks_much};
 use crate::harness::{gateway, named, ours, request, soon};
 
 fn hangs() -> Vec<Step> {
@@ -125,6 +125,45 @@ async fn a_full_worker_is_passed_over_and_full_workers_are_said_to_be_so() {
 }
 
 #[tokio::test]
+async fn a_full_gateway_and_full_workers_answer_before_a_clip_is_decoded() {
+    for max_in_flight in [1, 100] {
+        let worker = FakeWorker::start("a", hangs());
+        worker.set_status(|status| {
+            let facts = status.facts.as_mut().unwrap();
+            facts.voices.clear();
+            facts.takes_reference = true;
+            facts.limits.as_mut().unwrap().max_reference_ms = 1000;
+            status.load = Some(v1::WorkerLoad {
+                capacity: 1,
+                ..Default::default()
+            });
+        });
+        let gateway = gateway(&[&worker], |config| {
+            config.max_in_flight = NonZeroUsize::new(max_in_flight).unwrap();
+        })
+        .await;
+        gateway.serving().await;
+        let cloning = |audio: Vec<u8>| v1::SynthesizeRequest {
+            voice: String::new(),
+            reference: Some(v1::ReferenceClip {
+                audio: audio.into(),
+                sample_rate: 24_000,
+                text: String::new(),
+            }),
+            ..request()
+        };
+        let no_clip = cloning(vec![1, 2, 3]);
+        assert_eq!(
+            gateway.fails(no_clip.clone()).await.code,
+            ErrorCode::InvalidArgument
+        );
+        let mut held = gateway.begin(cloning(vec![0; 4800])).await.unwrap();
+        held.accepted().await;
+        assert_eq!(gateway.fails(no_clip).await.code, ErrorCode::Overloaded);
+    }
+}
+
+#[tokio::test]
 async fn a_worker_takes_no_more_than_its_places_and_its_queue() {
     let worker = FakeWorker::start("a", hangs());
     worker.set_status(|status| {
@@ -206,6 +245,33 @@ async fn a_caller_who_does_not_read_is_dropped() {
 }
 
 #[tokio::test]
+async fn a_finished_stream_that_nobody_reads_keeps_its_place_for_a_while_only() {
+    let worker = FakeWorker::start("a", speaks_much());
+    let patience = Duration::from_secs(1);
+    let gateway = gateway(&[&worker], |config| {
+        config.max_in_flight = NonZeroUsize::MIN;
+        config.stream.caller = patience;
+    })
+    .await;
+    gateway.serving().await;
+    let asked = Instant::now();
+    let call = gateway.begin_narrow(request()).await.unwrap();
+    worker.until_ended(1).await;
+    if asked.elapsed() < patience {
+        assert_eq!(gateway.fails(request()).await.code, ErrorCode::Overloaded);
+    }
+    soon(async {
+        while let Err(status) = gateway.begin(request()).await {
+            assert_eq!(ours(status).code, ErrorCode::Overloaded);
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    })
+    .await;
+    assert!(asked.elapsed() >= patience);
+    assert_eq!(call.failure().await.code, ErrorCode::Cancelled);
+}
+
+#[tokio::test]
 async fn a_stop_delivers_what_was_made() {
     let worker = FakeWorker::start("a", hangs());
     let gateway = gateway(&[&worker], |_| ()).await;
@@ -223,9 +289,66 @@ async fn a_stop_delivers_what_was_made() {
     let cancels = worker.shared.cancels.lock().unwrap().clone();
     assert_eq!(cancels.len(), 1);
     assert_eq!(
-        (cancels[0].request_id.as_str(), cancels[0].strength()),
+        (caller_id(&cancels[0].request_id), cancels[0].strength()),
         ("mine", v1::CancelStrength::Stop)
     );
+}
+
+#[tokio::test]
+async fn a_stop_that_gets_lost_is_sent_again_and_becomes_a_kill_in_the_end() {
+    let worker = FakeWorker::start("a", hangs());
+    let gateway = gateway(&[&worker], |_| ()).await;
+    gateway.serving().await;
+    for (n_lost, ends_well) in [(2, true), (usize::MAX, false)] {
+        worker.lose_cancels(n_lost);
+        let mut call = gateway.begin(named("mine")).await.unwrap();
+        call.accepted().await;
+        call.chunk().await;
+        gateway.cancel("mine", v1::CancelStrength::Stop).await.unwrap();
+        match call.rest().await.2 {
+            Ok(spoken) => {
+                assert!(ends_well);
+                assert_eq!(spoken.finished.reason(), v1::FinishReason::Stopped);
+            }
+            Err(status) => {
+                assert!(!ends_well);
+                assert_eq!(ours(status).code, ErrorCode::Cancelled);
+            }
+        }
+        worker.until_open(0).await;
+    }
+}
+
+#[tokio::test]
+async fn an_id_can_be_used_again_as_soon_as_its_kill_is_answered() {
+    let worker = FakeWorker::start("a", hangs());
+    let gateway = gateway(&[&worker], |_| ()).await;
+    gateway.serving().await;
+    let mut killed = Vec::new();
+    for _ in 0..20 {
+        killed.push(gateway.begin(named("mine")).await.unwrap());
+        gateway.cancel("mine", v1::CancelStrength::Kill).await.unwrap();
+    }
+    let mut call = gateway.begin(named("mine")).await.unwrap();
+    call.accepted().await;
+    call.chunk().await;
+    for call in killed {
+        assert_eq!(call.failure().await.code, ErrorCode::Cancelled);
+    }
+    gateway.cancel("mine", v1::CancelStrength::Stop).await.unwrap();
+    call.rest().await.2.unwrap();
+    let mut ids: Vec<_> = worker
+        .shared
+        .requests
+        .lock()
+        .unwrap()
+        .iter()
+        .map(|(_, request)| request.request_id.clone())
+        .collect();
+    let n_requests = ids.len();
+    ids.sort();
+    ids.dedup();
+    assert_eq!(ids.len(), n_requests, "the worker may still hold the last one");
 }
 
 #[tokio::test]

@@ -3,7 +3,7 @@
 use laneway_proto::{ErrorCode, v1};
 use tonic::Code;
 
-use crate::fake::{FakeWorker, Step, speaks};
+use crate::fake::{FakeWorker, Step, caller_id, speaks};
 use crate::harness::{gateway, named, ours, request, soon};
 
 #[tokio::test]
@@ -30,6 +30,7 @@ async fn a_request_is_spoken_with_indices_offsets_and_a_last_message() {
         (v1::FinishReason::Stop, 3, 5760)
     );
     assert_eq!(finished.seconds, 0.24);
+    assert_eq!(finished.prompt_positions, 12);
     let timings = finished.timings.unwrap();
     assert!(timings.first_audio_us > 0 && timings.total_us >= timings.first_audio_us);
     assert_eq!(timings.first_audible_us, Some(timings.first_audio_us));
@@ -213,8 +214,9 @@ async fn what_is_accepted_reaches_the_worker() {
     };
     assert_eq!(gateway.speak(sent).await.unwrap().accepted.seed, 42);
     let seen = worker.shared.requests.lock().unwrap()[0].1.clone();
+    assert_eq!(caller_id(&seen.request_id), "mine");
     let want = v1::WorkerSynthesizeRequest {
-        request_id: "mine".into(),
+        request_id: seen.request_id.clone(),
         text: "Hello there.".into(),
         voice: "ryan".into(),
         language: "english".into(),
@@ -229,8 +231,8 @@ async fn what_is_accepted_reaches_the_worker() {
     let accepted = gateway.speak(request()).await.unwrap().accepted;
     let seen = worker.shared.requests.lock().unwrap()[1].1.clone();
     assert_eq!(
-        (accepted.seed, accepted.request_id),
-        (seen.seed, seen.request_id),
+        (accepted.seed, accepted.request_id.as_str()),
+        (seen.seed, caller_id(&seen.request_id)),
         "chosen here, told to both"
     );
 }
@@ -282,6 +284,18 @@ async fn a_running_request_id_cannot_be_used_again_until_it_ends() {
     worker.open_gate();
     first.rest().await.2.unwrap();
     gateway.speak(named("mine")).await.unwrap();
+}
+
+#[tokio::test]
+async fn the_longest_id_reaches_the_worker_as_an_id() {
+    let worker = FakeWorker::start("a", speaks());
+    let gateway = gateway(&[&worker], |_| ()).await;
+    gateway.serving().await;
+    let longest = "x".repeat(128);
+    let accepted = gateway.speak(named(&longest)).await.unwrap().accepted;
+    assert_eq!(accepted.request_id, longest);
+    let seen = worker.shared.requests.lock().unwrap()[0].1.request_id.clone();
+    laneway_proto::RequestId::new(seen).unwrap();
 }
 
 #[tokio::test]

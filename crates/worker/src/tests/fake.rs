@@ -4,6 +4,7 @@ use std::collections::{HashMap, VecDeque};
 use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
@@ -49,6 +50,7 @@ pub(super) struct FakeBackend {
     n_live: Arc<watch::Sender<usize>>,
     pub(super) health: watch::Sender<Health>,
     held: Mutex<bool>,
+    full: AtomicBool,
 }
 
 impl FakeBackend {
@@ -58,7 +60,23 @@ impl FakeBackend {
             n_live: Arc::new(watch::Sender::new(0)),
             health: watch::Sender::new(Health::Serving),
             held: Mutex::new(false),
+            full: AtomicBool::new(false),
         })
+    }
+
+    /// Whether requests wait from now on instead of starting at once.
+    pub(super) fn full(&self, full: bool) {
+        self.full.store(full, Ordering::Relaxed);
+    }
+
+    /// A waiting request's turn came.
+    pub(super) fn started(&self, id: &str) {
+        self.send(
+            id,
+            OutputEvent::Started {
+                queued: Duration::ZERO,
+            },
+        );
     }
 
     /// Send an event of a live request.
@@ -145,6 +163,11 @@ impl FakeBackend {
             let _ = events.send(OutputEvent::Finished {
                 reason: FinishReason::Length,
                 stats: RequestStats::default(),
+            });
+        }
+        if !self.full.load(Ordering::Relaxed) {
+            let _ = events.send(OutputEvent::Started {
+                queued: Duration::ZERO,
             });
         }
         let (held, n_frames, strength) = (VecDeque::new(), 0, None);

@@ -4,6 +4,7 @@ mod fake;
 mod single;
 mod split;
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -25,6 +26,7 @@ const PATIENCE: Duration = Duration::from_secs(20);
 
 /// A worker under test and its clients.
 struct Harness {
+    address: SocketAddr,
     backend: Arc<FakeBackend>,
     worker: WorkerClient<Channel>,
     health: HealthClient<Channel>,
@@ -56,11 +58,13 @@ impl Harness {
             register_patience: PATIENCE,
         };
         let server = WorkerServer::bind(config).await.unwrap();
-        let channel = crate::peer::channel(&format!("http://{}", server.local_addr())).unwrap();
+        let address = server.local_addr();
+        let channel = crate::peer::channel(&format!("http://{address}")).unwrap();
         let shutdown = CancellationToken::new();
         let run = tokio::spawn(server.run(load, shutdown.clone()));
         let (worker, health) = (WorkerClient::new(channel.clone()), HealthClient::new(channel));
         Harness {
+            address,
             backend,
             worker,
             health,

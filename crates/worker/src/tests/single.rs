@@ -92,13 +92,6 @@ async fn a_stream_is_started_then_audio_in_order_then_finished() {
             prompt_positions: 12,
         })
     );
-    harness.backend.send(
-        "a",
-        laneway_engine::OutputEvent::Started {
-            queued: Duration::from_millis(5),
-        },
-    );
-    assert_eq!(next(&mut stream).await, Event::Running(v1::WorkerRunning {}));
     harness.backend.samples("a", &[0.0, 0.001]);
     harness.backend.samples("a", &[0.5, -0.5, 0.25]);
     let mut heard = Vec::new();
@@ -121,6 +114,17 @@ async fn a_stream_is_started_then_audio_in_order_then_finished() {
     assert!(finished.timings.unwrap().first_audible_us.is_some());
     assert!(stream.message().await.unwrap().is_none());
     harness.end().await;
+}
+
+#[tokio::test]
+async fn a_waiting_request_is_answered_and_is_started_when_its_turn_comes() {
+    let (_manager, harness) = serving().await;
+    harness.backend.full(true);
+    let mut stream = harness.synthesize("a").await.unwrap();
+    let waits = tokio::time::timeout(Duration::from_millis(100), stream.message()).await;
+    assert!(waits.is_err(), "its turn has not come: {waits:?}");
+    harness.backend.started("a");
+    assert!(matches!(next(&mut stream).await, Event::Started(_)));
 }
 
 #[tokio::test]
@@ -188,7 +192,7 @@ async fn what_ends_a_request_in_the_engine_is_what_its_caller_sees() {
 async fn every_field_is_used_or_refused_by_name() {
     let (_manager, harness) = serving().await;
     type Edit = fn(&mut v1::WorkerSynthesizeRequest);
-    let refused: [(&str, Edit); 10] = [
+    let refused: [(&str, Edit); 12] = [
         ("request_id", |r| r.request_id = "no spaces".into()),
         ("return_frames", |r| r.return_frames = true),
         ("sampling.temperature", |r| {
@@ -223,6 +227,8 @@ async fn every_field_is_used_or_refused_by_name() {
         ("reference.sample_rate", |r| {
             r.reference = Some(v1::ReferenceClip::default())
         }),
+        ("reference.audio", |r| r.reference = Some(clip(f32::NAN))),
+        ("reference.audio", |r| r.reference = Some(clip(1e30))),
     ];
     for (field, edit) in refused {
         let mut request = request("a");
@@ -263,6 +269,14 @@ async fn every_field_is_used_or_refused_by_name() {
     assert_eq!(got.sampling.exact_frames, Some(5));
     assert_eq!(got.chunk.unwrap().ramp, [2]);
     assert_eq!(got.layout, Some(crate::backend::TextLayout::Streamed));
+}
+
+fn clip(sample: f32) -> v1::ReferenceClip {
+    v1::ReferenceClip {
+        audio: laneway_proto::samples_to_bytes(&[0.0, sample]),
+        sample_rate: 24_000,
+        text: String::new(),
+    }
 }
 
 fn sampling(temperature: Option<f32>, top_p: Option<f32>) -> v1::SamplingParams {
@@ -311,6 +325,33 @@ async fn a_drain_refuses_the_new_and_finishes_the_old() {
     assert!(matches!(next(&mut stream).await, Event::Finished(_)));
     harness.end().await;
     manager.until(&[]).await;
+}
+
+#[tokio::test]
+async fn a_drain_waits_for_the_caller_who_has_yet_to_read_a_finished_stream() {
+    const NARROW_BYTES: u32 = 65_535;
+    let (_manager, mut harness) = serving().await;
+    let channel = tonic::transport::Endpoint::from_shared(format!("http://{}", harness.address))
+        .unwrap()
+        .initial_stream_window_size(NARROW_BYTES)
+        .initial_connection_window_size(NARROW_BYTES)
+        .connect_lazy();
+    let mut stream = WorkerClient::new(channel)
+        .synthesize(request("a"))
+        .await
+        .unwrap()
+        .into_inner();
+    // The transport takes all of it, and the caller has room for half.
+    harness.backend.samples("a", &[0.5; NARROW_BYTES as usize / 2]);
+    harness.backend.finish("a", FinishReason::Stop, 1);
+    harness.shutdown.cancel();
+    let ended = tokio::time::timeout(Duration::from_secs(1), &mut harness.run).await;
+    assert!(ended.is_err(), "nobody has read the stream: {ended:?}");
+    next(&mut stream).await;
+    assert!(matches!(next(&mut stream).await, Event::Audio(_)));
+    assert!(matches!(next(&mut stream).await, Event::Finished(_)));
+    assert!(stream.message().await.unwrap().is_none());
+    harness.end().await;
 }
 
 #[tokio::test]

@@ -1,7 +1,5 @@
 //! A Talker worker and a Codec worker.
 
-use std::time::Duration;
-
 use laneway_engine::node::FinishReason;
 use laneway_engine::{Failure as EngineFailure, FailureKind, OutputEvent};
 use laneway_plan::worker_plan::Direction;
@@ -86,7 +84,6 @@ async fn frames_wait_for_room_and_come_back_as_audio() {
             .unwrap();
         match response.message.unwrap() {
             v1::decode_response::Message::Started(started) => assert_eq!(started.max_frames, 50),
-            v1::decode_response::Message::Running(_) => {}
             v1::decode_response::Message::Audio(audio) => {
                 assert_eq!(audio.sample_offset, heard.len() as u64);
                 heard.extend(samples_from_bytes(&audio.samples).unwrap());
@@ -179,13 +176,6 @@ async fn frames_go_over_and_audio_comes_back_to_the_caller() {
         })
     );
     codec.backend.until_live(1).await;
-    talker.backend.send(
-        "a",
-        laneway_engine::OutputEvent::Started {
-            queued: Duration::from_millis(5),
-        },
-    );
-    assert_eq!(next(&mut stream).await, Event::Running(v1::WorkerRunning {}));
     talker.backend.items("a", 0, &[[10, 0]]);
     talker.backend.items("a", 1, &[[20, 0], [30, 0]]);
     let mut heard = Vec::new();
@@ -214,6 +204,21 @@ async fn frames_go_over_and_audio_comes_back_to_the_caller() {
     codec.backend.until_live(0).await;
     talker.end().await;
     codec.end().await;
+}
+
+#[tokio::test]
+async fn a_request_is_started_when_the_talker_starts_it() {
+    let manager = FakeManager::start().await;
+    let codec = codec(&manager).await;
+    let talker = talker(&manager).await.serving().await;
+    talker.backend.full(true);
+    let mut stream = talker.synthesize("a").await.unwrap();
+    // The codec worker has a place for it, and has started already.
+    codec.backend.until_live(1).await;
+    let waits = tokio::time::timeout(Duration::from_millis(100), stream.message()).await;
+    assert!(waits.is_err(), "its turn has not come: {waits:?}");
+    talker.backend.started("a");
+    assert!(matches!(next(&mut stream).await, Event::Started(_)));
 }
 
 #[tokio::test]
