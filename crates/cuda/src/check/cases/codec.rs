@@ -7,7 +7,7 @@ use laneway_device::op::{Conv, DepthwiseConv, Snake, StateSlice, Windows};
 
 use super::{Case, Work, small};
 use crate::check::Context;
-use crate::check::data::{Data, Measure, narrowed, rounded};
+use crate::check::data::{Data, Measure, narrowed};
 use crate::check::experiment::Experiment;
 use crate::check::random::Random;
 use crate::check::streams::{Cut, Launch, StreamCase, StreamSlots};

@@ -1,5 +1,6 @@
 //! The table of cases, by family of operations.
 
+mod cache;
 mod clip;
 mod codec;
 mod gemm;

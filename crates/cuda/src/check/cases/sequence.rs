@@ -3,228 +3,17 @@
 use std::sync::Arc;
 
 use laneway_device::DType;
-use laneway_device::op::{Attention, DecodeAttention, KvCache, QkvRope, RopeTable};
+use laneway_device::op::{Attention, DecodeAttention, QkvRope, RopeTable};
 
+use super::cache::{CODEC, Cache, PREDICTOR, Shape, Stale, TALKER, TINY, TINY_RING};
 use super::{Case, PARTS, Work, small};
 use crate::check::Context;
-use crate::check::data::{Data, Measure, rounded};
-use crate::check::experiment::{Experiment, Placed, Slot};
+use crate::check::data::{Data, Measure};
+use crate::check::experiment::{Experiment, Placed};
 use crate::check::random::Random;
 use crate::check::streams::{Cut, Launch, StreamCase, StreamSlots};
 
 const BOUND: f64 = 1e-5;
-/// Keys and values rounded to bfloat16 as they are written.
-const ROUNDED_BOUND: f64 = 4e-3;
-
-/// What positions that nobody may see hold.
-#[derive(Debug, Clone, Copy, PartialEq)]
-enum Stale {
-    Large,
-    Nan,
-}
-
-#[derive(Debug, Clone, Copy)]
-struct Shape {
-    heads: usize,
-    kv_heads: usize,
-    dim: usize,
-    /// Norm of queries and keys.
-    norm: bool,
-    page_size: usize,
-    /// One block a sequence, positions wrap round.
-    ring: bool,
-    window: Option<usize>,
-    pool: DType,
-    stale: Stale,
-}
-
-const TALKER: Shape = Shape {
-    heads: 16,
-    kv_heads: 8,
-    dim: 128,
-    norm: true,
-    page_size: 32,
-    ring: false,
-    window: None,
-    pool: DType::F32,
-    stale: Stale::Large,
-};
-
-const PREDICTOR: Shape = Shape {
-    page_size: 16,
-    ..TALKER
-};
-
-const CODEC: Shape = Shape {
-    heads: 16,
-    kv_heads: 16,
-    dim: 64,
-    norm: false,
-    page_size: 95,
-    ring: true,
-    window: Some(72),
-    ..TALKER
-};
-
-const TINY: Shape = Shape {
-    heads: 4,
-    kv_heads: 2,
-    dim: 40,
-    page_size: 4,
-    ..TALKER
-};
-
-const TINY_RING: Shape = Shape {
-    heads: 3,
-    kv_heads: 3,
-    dim: 16,
-    norm: false,
-    page_size: 10,
-    ring: true,
-    window: Some(5),
-    ..TALKER
-};
-
-impl Shape {
-    fn kv_width(&self) -> usize {
-        self.kv_heads * self.dim
-    }
-
-    fn width(&self) -> usize {
-        self.heads * self.dim
-    }
-
-    fn qkv_width(&self) -> usize {
-        (self.heads + 2 * self.kv_heads) * self.dim
-    }
-
-    /// Keys or values of a block in one of its two layers; the case is about the second.
-    fn part(&self) -> usize {
-        self.page_size * self.kv_width()
-    }
-
-    /// Blocks do not touch each other.
-    fn page_stride(&self) -> usize {
-        4 * self.part() + 8
-    }
-
-    fn bound(&self) -> f64 {
-        if self.pool == DType::Bf16 {
-            ROUNDED_BOUND
-        } else {
-            BOUND
-        }
-    }
-
-    fn label(&self) -> String {
-        let mut label = format!("{}/{}h{}", self.heads, self.kv_heads, self.dim);
-        if let Some(window) = self.window {
-            label += &format!(" w{window}");
-        }
-        if self.ring {
-            label += " ring";
-        }
-        if self.stale == Stale::Nan {
-            label += " nan";
-        }
-        label
-    }
-
-    fn dtype(&self) -> &'static str {
-        if self.pool == DType::Bf16 { "bf16" } else { "f32" }
-    }
-}
-
-/// Block table and pool. Of sequence s the positions below `filled[s]` hold something that may be read.
-struct Cache {
-    shape: Shape,
-    blocks_per_sequence: usize,
-    table: Vec<i32>,
-    pool: Vec<f32>,
-}
-
-impl Cache {
-    fn new(shape: Shape, filled: &[usize], room: &[usize], random: &mut Random) -> Self {
-        let pages = |positions: usize| match shape.ring {
-            true => 1,
-            false => positions.div_ceil(shape.page_size),
-        };
-        let blocks_per_sequence =
-            room.iter().map(|r| pages(*r)).max().unwrap_or(1).max(1) + usize::from(!shape.ring);
-        let needed: usize = room.iter().map(|r| pages(*r)).sum();
-        // One block belongs to nobody: tables name it where a sequence has no page.
-        let blocks = random.choose(needed + 1, needed + 1);
-        let spare = blocks[needed] as i32;
-        let (mut next, mut table) = (0, Vec::new());
-        for room in room {
-            for column in 0..blocks_per_sequence {
-                table.push(if column < pages(*room) {
-                    blocks[next + column] as i32
-                } else {
-                    spare
-                });
-            }
-            next += pages(*room);
-        }
-        let stale = match shape.stale {
-            Stale::Large => 1e4,
-            Stale::Nan => f32::NAN,
-        };
-        let mut pool = vec![stale; (needed + 1) * shape.page_stride()];
-        for (s, filled) in filled.iter().enumerate() {
-            let positions = if shape.ring {
-                (*filled).min(shape.page_size)
-            } else {
-                *filled
-            };
-            for i in 0..positions {
-                // A ring's oldest positions come last in time, but any content will do.
-                let block = table[s * blocks_per_sequence + i / shape.page_size] as usize;
-                for part in [2, 3] {
-                    let at = block * shape.page_stride()
-                        + part * shape.part()
-                        + i % shape.page_size * shape.kv_width();
-                    pool[at..][..shape.kv_width()].copy_from_slice(&random.floats(shape.kv_width(), 1.0));
-                }
-            }
-        }
-        if shape.pool == DType::Bf16 {
-            for x in &mut pool {
-                *x = rounded(*x);
-            }
-        }
-        Self {
-            shape,
-            blocks_per_sequence,
-            table,
-            pool,
-        }
-    }
-
-    fn data(&self) -> Data {
-        Data::real(&self.pool, self.shape.pool)
-    }
-
-    fn view(shape: Shape, blocks_per_sequence: usize, p: &Placed, pool: Slot, table: Slot) -> KvCache {
-        KvCache {
-            pool: p.view(pool),
-            page_stride: shape.page_stride(),
-            k_offset: 2 * shape.part(),
-            v_offset: 3 * shape.part(),
-            page_size: shape.page_size,
-            kv_heads: shape.kv_heads,
-            head_dim: shape.dim,
-            table: p.view(table),
-            blocks_per_sequence,
-            ring: shape.ring,
-        }
-    }
-}
-
-/// The reference keeps keys and values in f32.
-fn with_f32_pool(e: Experiment, pool: Slot, contents: &[f32]) -> Experiment {
-    e.reference_data(vec![(pool, Data::floats(contents))])
-}
 
 pub(super) fn cases(context: &Context, out: &mut Vec<Case>) {
     for (dim, rows) in [(6, 20), (40, 20), (64, 70), (128, 70)] {
@@ -294,6 +83,20 @@ pub(super) fn cases(context: &Context, out: &mut Vec<Case>) {
         for (shape, positions) in shapes {
             let shape = Shape { pool, ..shape };
             decode_cases(shape, positions, out);
+        }
+        if context.rounds() {
+            for out_type in [DType::Bf16, DType::F16] {
+                let narrow = |shape: Shape| Shape {
+                    pool,
+                    out: out_type,
+                    ..shape
+                };
+                decode_cases(narrow(TINY), short, out);
+                if !small(context) {
+                    decode_cases(narrow(TALKER), long, out);
+                    decode_cases(narrow(CODEC), streamed, out);
+                }
+            }
         }
         let mut packed: Vec<(Shape, &'static [usize], &'static [usize])> = vec![
             (TINY, &[9, 1, 4, 6, 2], &[0; 5]),
@@ -429,7 +232,7 @@ fn attention(
     let positions = e.input_rows("positions", 1, Data::ints(positions));
     let table = e.shared("table", Data::ints(&cache.table));
     let pool = e.input_pool("pool", cache.data());
-    let y = e.output_rows("out", DType::F32, width, Measure::Relative(shape.bound()));
+    let y = e.output_rows("out", shape.out, width, Measure::Relative(shape.out_bound()));
     let e = e.ops(move |p, rows| {
         vec![
             Attention {
@@ -445,7 +248,7 @@ fn attention(
             .into(),
         ]
     });
-    with_f32_pool(e, pool, &cache.pool)
+    cache.in_f32(e, pool, Some((y, rows * width)))
 }
 
 /// [`QkvRope`], and the attention behind it when `decode`.
@@ -480,7 +283,7 @@ fn qkv_rope(
         true => e.scratch_rows("q_out", width),
         false => e.output_rows("q_out", DType::F32, width, Measure::Relative(BOUND)),
     };
-    let y = decode.then(|| e.output_rows("out", DType::F32, width, Measure::Relative(shape.bound())));
+    let y = decode.then(|| e.output_rows("out", shape.out, width, Measure::Relative(shape.out_bound())));
     let rope = move |p: &Placed, rows: usize| QkvRope {
         qkv: p.view(qkv),
         rows,
@@ -522,7 +325,7 @@ fn qkv_rope(
                 vec![qkv.into(), attention.into()]
             }),
     };
-    with_f32_pool(e, pool, &cache.pool)
+    cache.in_f32(e, pool, y.map(|y| (y, rows * width)))
 }
 
 /// Sequences whose positions are computed by any number of launches; one row a sequence goes through
@@ -631,5 +434,5 @@ fn packed_launch(
         pool: Some(pool),
         out: y,
     };
-    (with_f32_pool(e, pool, &cache.pool), slots)
+    (cache.in_f32(e, pool, None), slots)
 }
