@@ -223,8 +223,7 @@ constexpr int PITCH = CHUNK + 8;                    // bf16; an odd multiple of 
 constexpr int BLOCK_OUTPUTS = 128;
 constexpr int PARTIAL_PITCH = BLOCK_OUTPUTS + 4;    // floats
 
-__device__ __forceinline__ void load_matrices(u32 (&r)[4], const bf16_t* address) {
-    u32 shared = (u32)__cvta_generic_to_shared(address);
+__device__ __forceinline__ void load_matrices_at(u32 (&r)[4], u32 shared) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
                  : "r"(shared));
@@ -277,11 +276,25 @@ __device__ __forceinline__ float4 block_sum(const float* p) {
     return *(const float4*)p;
 }
 
+__device__ __forceinline__ u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
+
 // 16 bytes from global to shared memory, in the background; with `bytes` 0: zeros.
+__device__ __forceinline__ void copy_async_to(u32 to, const void* from, int bytes) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
+}
+
 __device__ __forceinline__ void copy_async(void* to, const void* from, int bytes) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"((u32)__cvta_generic_to_shared(to)), "l"(from),
-                 "r"(bytes)
-                 : "memory");
+    copy_async_to(shared_address(to), from, bytes);
+}
+
+__device__ __forceinline__ uint4 load_shared(u32 from) {
+    uint4 v;
+    asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(from) : "memory");
+    return v;
+}
+
+__device__ __forceinline__ void store_shared(u32 to, uint4 v) {
+    asm volatile("st.shared.v4.u32 [%0], {%1,%2,%3,%4};" ::"r"(to), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
 }
 
 __device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
@@ -316,7 +329,7 @@ struct Chunks {
     }
 };
 
-template <int COLS, int SPLIT, bool F16>
+template <int COLS, int SPLIT, bool F16, bool EVEN>
 __device__ __forceinline__ void gemm_many_body(const void* x, int x_kept, const uint4* w, int n, int k, int rows,
                                                int gated, Epilogue e) {
 #if __CUDA_ARCH__ >= 900
@@ -375,8 +388,57 @@ __device__ __forceinline__ void gemm_many_body(const void* x, int x_kept, const 
         }
     };
 
+    // Even: every segment is a whole number of chunks, so that one follows the other with nothing to decide.
+    const int chunks_each = k_tiles / (SEGMENTS * CHUNK_TILES), chunks = MINE * chunks_each;
+    const uint4* next_weights = tiles + part * MINE * chunks_each * CHUNK_TILES * 32;
+    const u32 weights_to = shared_address(staged_weights + warp * CHUNK_TILES * 32 + lane);
+    auto stage_even_weights = [&](int stage) {
+#pragma unroll
+        for (int i = 0; i < CHUNK_TILES; i++)
+            copy_async_to(weights_to + (stage * STAGE_WEIGHTS + i * 32) * 16, next_weights + i * 32, 16);
+        next_weights += CHUNK_TILES * 32;
+    };
+    const unsigned char* next_inputs[PER_THREAD];
+    u32 inputs_to[PER_THREAD];
+    int inputs_bytes[PER_THREAD];  // 0: a row past the last, zeros; negative: not this thread's
+#pragma unroll
+    for (int j = 0; j < PER_THREAD; j++) {
+        const int item = j * 256 + threadIdx.x, column = item / (CHUNK / 8), group = item % (CHUNK / 8);
+        const bool live = first_row + column < rows;
+        const i64 element =
+            (i64)(live ? first_row + column : 0) * k + part * MINE * chunks_each * CHUNK + group * 8;
+        next_inputs[j] = (const unsigned char*)x + element * (x_kept == KEPT_16 ? 2 : 4);
+        inputs_to[j] = shared_address(staged_inputs + column * PITCH + group * 8);
+        inputs_bytes[j] = item < ITEMS ? (live ? 16 : 0) : -1;
+    }
+    auto stage_even_inputs = [&](int stage) {
+#pragma unroll
+        for (int j = 0; j < PER_THREAD; j++) {
+            if (inputs_bytes[j] < 0) continue;
+            const u32 to = inputs_to[j] + stage * STAGE_INPUTS * 2;
+            if (x_kept == KEPT_16) {
+                copy_async_to(to, next_inputs[j], inputs_bytes[j]);
+                next_inputs[j] += CHUNK * 2;
+                continue;
+            }
+            float4 low = {}, high = {};
+            if (inputs_bytes[j] > 0) {
+                low = *(const float4*)next_inputs[j];
+                high = *(const float4*)(next_inputs[j] + 16);
+            }
+            store_shared(to, make_uint4(pack_pair<F16>(low.x, low.y), pack_pair<F16>(low.z, low.w),
+                                        pack_pair<F16>(high.x, high.y), pack_pair<F16>(high.z, high.w)));
+            next_inputs[j] += CHUNK * 4;
+        }
+    };
+
     Chunks use(k_tiles, part * MINE, MINE), load = use;
-    {
+    int loaded = 0;
+    if (EVEN) {
+#pragma unroll
+        for (int s = 0; s < STAGES - 1; s++)
+            if (s < chunks) stage_even_weights(s);
+    } else {
         Chunks ahead = use;
 #pragma unroll
         for (int s = 0; s < STAGES - 1; s++)
@@ -389,7 +451,10 @@ __device__ __forceinline__ void gemm_many_body(const void* x, int x_kept, const 
     dependency_wait();
 #pragma unroll
     for (int s = 0; s < STAGES - 1; s++) {
-        if (!load.done()) {
+        if (EVEN) {
+            if (s < chunks) stage_even_inputs(s);
+            loaded++;
+        } else if (!load.done()) {
             stage_inputs(s, load);
             load.advance();
         }
@@ -418,30 +483,17 @@ __device__ __forceinline__ void gemm_many_body(const void* x, int x_kept, const 
     };
 
     clear();
-    int stage = 0;
-    while (!use.done()) {
-        close_segments(use.segment - part * MINE);
-        wait_copies<STAGES - 2>();
-        __syncthreads();
-        // The stage that everybody left before this barrier.
-        if (!load.done()) {
-            const int free_stage = stage == 0 ? STAGES - 1 : stage - 1;
-            stage_weights(free_stage, load);
-            stage_inputs(free_stage, load);
-            load.advance();
-        }
-        commit_copies();
-        const uint4* a_base = staged_weights + stage * STAGE_WEIGHTS + warp * CHUNK_TILES * 32 + lane;
-        const bf16_t* b_base =
-            staged_inputs + stage * STAGE_INPUTS + ((lane / 16) * 8 + lane % 8) * PITCH + ((lane / 8) % 2) * 8;
-        const int count = use.count();
-        // Fragments of a step are asked for while the products of the step before run.
+    // The products of a staged chunk: fragments of a step are asked for while those of the step before run.
+    const u32 a_from = weights_to;
+    const u32 b_from = shared_address(staged_inputs + ((lane / 16) * 8 + lane % 8) * PITCH + ((lane / 8) % 2) * 8);
+    auto multiply = [&](int stage, int count) {
+        const u32 a_base = a_from + stage * STAGE_WEIGHTS * 16, b_base = b_from + stage * STAGE_INPUTS * 2;
         u32 b[2][TILES / 2][4];
         uint4 a[2];
         auto load_step = [&](int i) {
-            a[i & 1] = a_base[i * 32];
+            a[i & 1] = load_shared(a_base + i * 32 * 16);
 #pragma unroll
-            for (int t = 0; t < TILES / 2; t++) load_matrices(b[i & 1][t], b_base + t * 16 * PITCH + i * 16);
+            for (int t = 0; t < TILES / 2; t++) load_matrices_at(b[i & 1][t], b_base + (t * 16 * PITCH + i * 16) * 2);
         };
         load_step(0);
 #pragma unroll
@@ -455,6 +507,42 @@ __device__ __forceinline__ void gemm_many_body(const void* x, int x_kept, const 
                 }
             }
         }
+    };
+    int stage = 0;
+    if (EVEN) {
+        int left = chunks_each;  // of the segment
+        for (int chunk = 0; chunk < chunks; chunk++) {
+            if (MINE > 1 && left == 0) {
+                close_segments(closed + 1);
+                left = chunks_each;
+            }
+            left--;
+            wait_copies<STAGES - 2>();
+            __syncthreads();
+            // The stage that everybody left before this barrier.
+            if (loaded < chunks) {
+                const int free_stage = stage == 0 ? STAGES - 1 : stage - 1;
+                stage_even_weights(free_stage);
+                stage_even_inputs(free_stage);
+            }
+            loaded++;
+            commit_copies();
+            multiply(stage, CHUNK_TILES);
+            stage = stage + 1 == STAGES ? 0 : stage + 1;
+        }
+    }
+    while (!EVEN && !use.done()) {
+        close_segments(use.segment - part * MINE);
+        wait_copies<STAGES - 2>();
+        __syncthreads();
+        if (!load.done()) {
+            const int free_stage = stage == 0 ? STAGES - 1 : stage - 1;
+            stage_weights(free_stage, load);
+            stage_inputs(free_stage, load);
+            load.advance();
+        }
+        commit_copies();
+        multiply(stage, use.count());
         use.advance();
         stage = stage + 1 == STAGES ? 0 : stage + 1;
     }
@@ -529,15 +617,16 @@ __device__ __forceinline__ void gemm_many_body(const void* x, int x_kept, const 
 #endif
 }
 
-#define GEMM_MANY(COLS, SPLIT, TYPE, F16)                                                                           \
+#define GEMM_MANY(NAME, COLS, SPLIT, F16, EVEN)                                                                     \
     extern "C" __global__ void __launch_bounds__(256, 2)                                                            \
-        gemm_many_##COLS##_##SPLIT##_##TYPE(const void* x, int x_kept, const uint4* w, int n, int k, int rows,      \
-                                            int gated, const float* bias, const float* scale, void* out,            \
-                                            int activation, int accumulate, int out_kept) {                         \
+        NAME(const void* x, int x_kept, const uint4* w, int n, int k, int rows, int gated, const float* bias,       \
+             const float* scale, void* out, int activation, int accumulate, int out_kept) {                         \
         Epilogue e = {bias, scale, out, gated ? n / 2 : n, activation, accumulate, out_kept};                       \
-        gemm_many_body<COLS, SPLIT, F16>(x, x_kept, w, n, k, rows, gated, e);                                       \
+        gemm_many_body<COLS, SPLIT, F16, EVEN>(x, x_kept, w, n, k, rows, gated, e);                                 \
     }
-#define GEMM_MANY_TYPES(COLS, SPLIT) GEMM_MANY(COLS, SPLIT, bf16, false) GEMM_MANY(COLS, SPLIT, f16, true)
+#define GEMM_MANY_TYPES(COLS, SPLIT)                              \
+    GEMM_MANY(gemm_many_##COLS##_##SPLIT##_bf16, COLS, SPLIT, false, true) \
+    GEMM_MANY(gemm_many_##COLS##_##SPLIT##_f16, COLS, SPLIT, true, true)
 GEMM_MANY_TYPES(16, 1)
 GEMM_MANY_TYPES(16, 4)
 GEMM_MANY_TYPES(16, 8)
@@ -547,6 +636,11 @@ GEMM_MANY_TYPES(32, 8)
 GEMM_MANY_TYPES(64, 1)
 GEMM_MANY_TYPES(64, 4)
 GEMM_MANY_TYPES(64, 8)
+// k that is no multiple of 512: the quantizer's, and test models'.
+GEMM_MANY(gemm_odd_1_bf16, 32, 1, false, false)
+GEMM_MANY(gemm_odd_1_f16, 32, 1, true, false)
+GEMM_MANY(gemm_odd_8_bf16, 32, 8, false, false)
+GEMM_MANY(gemm_odd_8_f16, 32, 8, true, false)
 
 // silu(x[..width]) * x[width..] to the type of the product behind it: for shapes that do not divide into tiles.
 extern "C" __global__ void __launch_bounds__(256)

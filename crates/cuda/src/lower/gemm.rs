@@ -62,18 +62,27 @@ pub(super) fn gemm(op: &op::Gemm, target: Target, out: &mut Vec<Launch>) {
     }
     // Without clusters to spread the levels of sums over, the widest tile is too much for some devices.
     let fits = |columns| many_shared(columns, 1) as usize <= target.shared_memory().1;
+    let even = k.is_multiple_of(8 * 64);
     let columns = [16, 32, 64]
         .into_iter()
         .find(|&columns| op.rows <= columns || !fits(2 * columns))
-        .unwrap_or(64);
+        .filter(|_| even)
+        .unwrap_or(if even { 64 } else { 32 });
     let blocks = n.div_ceil(BLOCK_OUTPUTS);
     let row_blocks = op.rows.div_ceil(columns);
     let split = match target.arch {
-        90.. => split(blocks * row_blocks, target.sms),
+        90.. if even => split(blocks * row_blocks, target.sms),
+        90.. => 8,
         _ => 1,
     };
     out.push(Launch {
-        kernel: many_kernel(columns, split, narrow),
+        kernel: match (even, narrow, split) {
+            (true, ..) => many_kernel(columns, split, narrow),
+            (false, Narrow::Bf16, 1) => "gemm_odd_1_bf16",
+            (false, Narrow::F16, 1) => "gemm_odd_1_f16",
+            (false, Narrow::Bf16, _) => "gemm_odd_8_bf16",
+            (false, Narrow::F16, _) => "gemm_odd_8_f16",
+        },
         grid: [(blocks * split) as u32, row_blocks as u32, 1],
         block: THREADS,
         shared: many_shared(columns, split),
