@@ -66,12 +66,8 @@ struct Workspace {
 }
 
 impl Workspace {
-    fn new(
-        device: &dyn Device,
-        c: &CodecDecoderConfig,
-        weights: &DecoderWeights,
-        frames: usize,
-    ) -> Result<Self> {
+    /// `product` is the type of what only products read.
+    fn new(device: &dyn Device, c: &CodecDecoderConfig, product: DType, frames: usize) -> Result<Self> {
         let typed = |name: &str, width: usize, dtype| {
             device.alloc(BufferSpec {
                 name: format!("codec_{name}"),
@@ -81,8 +77,6 @@ impl Workspace {
             })
         };
         let buffer = |name: &str, width| typed(name, width, DType::F32);
-        // All products are of one type.
-        let product = device.activation_dtype(&weights.output_proj.w);
         let q = c.num_attention_heads * c.head_dim;
         let kv = c.num_key_value_heads * c.head_dim;
         let latent_rate: usize = c.upsampling_ratios.iter().product();
@@ -250,9 +244,11 @@ impl CodecDecoder {
     ) -> Result<Self, LoadError> {
         let pass_frames = pass_frames.max(max_window);
         let weights = DecoderWeights::load(&Loader::new(device, weights, "decoder."), config)?;
+        // All products are of one type.
+        let product = device.activation_dtype(&weights.output_proj.w);
         Ok(Self {
             layout: CodecStateLayout::new(config, max_window),
-            work: Workspace::new(device, config, &weights, pass_frames)?,
+            work: Workspace::new(device, config, product, pass_frames)?,
             weights,
             config: config.clone(),
             pass_frames,

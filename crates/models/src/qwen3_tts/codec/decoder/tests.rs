@@ -93,7 +93,7 @@ fn slots_and_workspace_are_as_declared() {
         let declared = DeclaredModel::of(&checkpoint.dir);
         let layout = CodecStateLayout::new(config, MAX_WINDOW as usize);
         assert_eq!(layout.bytes_per_slot(), declared.bytes_per_slot(CODEC_STATE));
-        let _workspace = Workspace::new(&*machine.device, config, pass_frames).unwrap();
+        let _workspace = Workspace::new(&*machine.device, config, DType::F32, pass_frames).unwrap();
         let used = machine.device.facts().used_bytes;
         let bytes = declared.node(CODEC).workspace_bytes;
         assert!(
