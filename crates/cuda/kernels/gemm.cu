@@ -56,17 +56,37 @@ __device__ __forceinline__ void store_output(const Epilogue& e, int row, int col
 
 __device__ __forceinline__ float gate(float g, float up) { return __fmul_rn(activate(ACT_SILU, g), up); }
 
-// 1 / sqrt(mean(x^2) + eps) of a row, by one warp: lane l takes every 32nd group of four elements.
-__device__ __forceinline__ float warp_inverse_rms(const float* x, int width, float eps) {
+// The sum of squares of a row, by one warp: lane l takes every 32nd group of four elements, ascending.
+struct Squares {
     float sum[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-    for (int i = (int)(threadIdx.x % 32) * 4; i < width; i += 128) {
-        float4 v = *(const float4*)(x + i);
+    __device__ __forceinline__ void add(float4 v) {
         sum[0] = fmaf(v.x, v.x, sum[0]);
         sum[1] = fmaf(v.y, v.y, sum[1]);
         sum[2] = fmaf(v.z, v.z, sum[2]);
         sum[3] = fmaf(v.w, v.w, sum[3]);
     }
-    return 1.0f / sqrtf(warp_sum(__fadd_rn(__fadd_rn(sum[0], sum[1]), __fadd_rn(sum[2], sum[3]))) / (float)width + eps);
+    // 1 / sqrt(mean + eps), in every lane.
+    __device__ __forceinline__ float inverse_rms(int width, float eps) const {
+        float all = warp_sum(__fadd_rn(__fadd_rn(sum[0], sum[1]), __fadd_rn(sum[2], sum[3])));
+        return 1.0f / sqrtf(all / (float)width + eps);
+    }
+};
+
+constexpr int ROW_LOADS = 16;  // of a lane at once, where the row is kept: 2048 elements
+constexpr int SUM_LOADS = 4;   // where it is not
+
+__device__ __forceinline__ float warp_inverse_rms(const float* x, int width, float eps) {
+    Squares squares;
+    for (int first = (int)(threadIdx.x % 32) * 4; first < width; first += 128 * SUM_LOADS) {
+        float4 v[SUM_LOADS];
+#pragma unroll
+        for (int j = 0; j < SUM_LOADS; j++)
+            if (first + j * 128 < width) v[j] = *(const float4*)(x + first + j * 128);
+#pragma unroll
+        for (int j = 0; j < SUM_LOADS; j++)
+            if (first + j * 128 < width) squares.add(v[j]);
+    }
+    return squares.inverse_rms(width, eps);
 }
 
 __device__ __forceinline__ uint4 load_tile(const uint4* tile) {
@@ -447,7 +467,6 @@ __device__ __forceinline__ void gemm_many_body(const void* x, int x_kept, const 
                 ahead.advance();
             }
     }
-    release_dependents();
     dependency_wait();
 #pragma unroll
     for (int s = 0; s < STAGES - 1; s++) {
@@ -546,6 +565,8 @@ __device__ __forceinline__ void gemm_many_body(const void* x, int x_kept, const 
         use.advance();
         stage = stage + 1 == STAGES ? 0 : stage + 1;
     }
+    // Not earlier: blocks of the kernel behind would take the room that clusters need to start together.
+    release_dependents();
     close_segments(MINE);
     wait_copies<0>();
     __syncthreads();
@@ -658,26 +679,47 @@ extern "C" __global__ void __launch_bounds__(256)
 template <bool F16>
 __device__ __forceinline__ void rms_norm_narrow(const float* x, const float* weight, float eps, bf16_t* out, int rows,
                                                 int width) {
+    const int row = BLOCK_X * 2 + threadIdx.x / 32, begin = (int)(threadIdx.x % 32) * 4;
+    // Weights do not depend on the kernel ahead.
+    float4 w[ROW_LOADS], v[ROW_LOADS];
+    const bool whole = width <= 128 * ROW_LOADS;
+#pragma unroll
+    for (int j = 0; j < ROW_LOADS; j++)
+        if (whole && begin + j * 128 < width) w[j] = *(const float4*)(weight + begin + j * 128);
     release_dependents();
     dependency_wait();
-    const int row = BLOCK_X * 8 + threadIdx.x / 32, lane = threadIdx.x % 32;
     if (row >= rows) return;
-    const float* in = x + (i64)row * width;
-    const float inv = warp_inverse_rms(in, width, eps);
-    for (int i = lane * 4; i < width; i += 128) {
-        float4 v = *(const float4*)(in + i), w = *(const float4*)(weight + i);
-        *(uint2*)(out + (i64)row * width + i) =
-            make_uint2(pack_pair<F16>(normalized(v.x, inv, w.x), normalized(v.y, inv, w.y)),
-                       pack_pair<F16>(normalized(v.z, inv, w.z), normalized(v.w, inv, w.w)));
+    const float* in = x + (i64)row * width + begin;
+    bf16_t* to = out + (i64)row * width + begin;
+    auto narrow = [&](float4 v, float inv, float4 w) {
+        return make_uint2(pack_pair<F16>(normalized(v.x, inv, w.x), normalized(v.y, inv, w.y)),
+                          pack_pair<F16>(normalized(v.z, inv, w.z), normalized(v.w, inv, w.w)));
+    };
+    if (!whole) {
+        const float inv = warp_inverse_rms(in - begin, width, eps);
+        for (int i = 0; begin + i < width; i += 128)
+            *(uint2*)(to + i) = narrow(*(const float4*)(in + i), inv, *(const float4*)(weight + begin + i));
+        return;
     }
+#pragma unroll
+    for (int j = 0; j < ROW_LOADS; j++)
+        if (begin + j * 128 < width) v[j] = *(const float4*)(in + j * 128);
+    Squares squares;
+#pragma unroll
+    for (int j = 0; j < ROW_LOADS; j++)
+        if (begin + j * 128 < width) squares.add(v[j]);
+    const float inv = squares.inverse_rms(width, eps);
+#pragma unroll
+    for (int j = 0; j < ROW_LOADS; j++)
+        if (begin + j * 128 < width) *(uint2*)(to + j * 128) = narrow(v[j], inv, w[j]);
 }
 
-extern "C" __global__ void __launch_bounds__(256)
+extern "C" __global__ void __launch_bounds__(64)
     rms_norm_bf16(const float* x, const float* weight, float eps, bf16_t* out, int rows, int width) {
     rms_norm_narrow<false>(x, weight, eps, out, rows, width);
 }
 
-extern "C" __global__ void __launch_bounds__(256)
+extern "C" __global__ void __launch_bounds__(64)
     rms_norm_f16(const float* x, const float* weight, float eps, bf16_t* out, int rows, int width) {
     rms_norm_narrow<true>(x, weight, eps, out, rows, width);
 }

@@ -239,7 +239,7 @@ fn open(arguments: &Arguments, products: Products) -> anyhow::Result<Opened> {
         guarded: (!arguments.no_guards).then(|| device.clone()),
         device,
         shuffled,
-        caches: vec![DType::F32, DType::Bf16],
+        caches: vec![DType::F32, DType::Bf16, DType::F16],
     })
 }
 

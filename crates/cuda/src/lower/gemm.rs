@@ -46,8 +46,8 @@ pub(super) fn gemm(op: &op::Gemm, target: Target, out: &mut Vec<Launch>) {
                 Narrow::Bf16 => "rms_norm_bf16",
                 Narrow::F16 => "rms_norm_f16",
             },
-            grid: [op.rows.div_ceil(8) as u32, 1, 1],
-            block: THREADS,
+            grid: [op.rows.div_ceil(2) as u32, 1, 1],
+            block: 64,
             shared: 0,
             cluster: 1,
             args: Args::new()

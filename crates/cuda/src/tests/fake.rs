@@ -14,6 +14,7 @@ use laneway_device::{
 use parking_lot::Mutex;
 
 use super::compiled::Kernels;
+use crate::device::F32_WEIGHTS;
 use crate::kernels::launch_problem;
 use crate::launch::Launch;
 use crate::lower::{self, Target};
@@ -141,17 +142,21 @@ impl Device for FakeDevice {
     }
 
     fn pack_matrix(&self, spec: MatrixSpec<'_>) -> Result<Matrix> {
+        let to = match (self.weights, spec.dtype) {
+            (DType::Bf16, DType::F32) => F32_WEIGHTS,
+            (weights, _) => weights,
+        };
         let packed = self.alloc(BufferSpec {
             name: spec.name.to_owned(),
-            dtype: self.weights,
-            len: packed_len(spec.n, spec.k, self.weights),
+            dtype: to,
+            len: packed_len(spec.n, spec.k, to),
             place: Place::Device,
         })?;
-        if (spec.dtype, self.weights) != (DType::F32, DType::F32) {
+        if (spec.dtype, to) != (DType::F32, DType::F32) {
             let packing = Packing {
                 k: spec.k,
                 from: spec.dtype,
-                to: self.weights,
+                to,
                 data: spec.data,
             };
             let launch = packing.launch(spec.n, 0, crate::memory::base(&packed));

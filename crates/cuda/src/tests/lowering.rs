@@ -19,7 +19,7 @@ fn lower_cases(device: FakeDevice, products: Products, sizes: Sizes, filter: Opt
         shuffled: None,
         guards: None,
         products,
-        caches: vec![DType::F32, DType::Bf16],
+        caches: vec![DType::F32, DType::Bf16, DType::F16],
         states: vec![DType::F32, DType::Bf16],
         filter: filter.map(str::to_owned),
         seed: 1,

@@ -3,7 +3,7 @@
 use laneway_device::DType;
 use laneway_device::op::KvCache;
 
-use crate::check::data::{Data, rounded};
+use crate::check::data::{Data, narrowed};
 use crate::check::experiment::{Experiment, Placed, Slot};
 use crate::check::random::Random;
 
@@ -11,8 +11,9 @@ use crate::check::random::Random;
 const BOUND: f64 = 1e-5;
 /// The last bit decides how some outputs round to 16 bits.
 const NARROW_BOUND: f64 = 1e-3;
-/// Keys and values rounded to bfloat16 as they are written.
-const ROUNDED_BOUND: f64 = 4e-3;
+/// Keys and values rounded as they are written.
+const BF16_BOUND: f64 = 4e-3;
+const F16_BOUND: f64 = 5e-4;
 
 /// What positions that nobody may see hold.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -110,10 +111,10 @@ impl Shape {
     }
 
     pub(super) fn bound(&self) -> f64 {
-        if self.pool == DType::Bf16 {
-            ROUNDED_BOUND
-        } else {
-            BOUND
+        match self.pool {
+            DType::Bf16 => BF16_BOUND,
+            DType::F16 => F16_BOUND,
+            _ => BOUND,
         }
     }
 
@@ -142,7 +143,11 @@ impl Shape {
     }
 
     pub(super) fn dtype(&self) -> &'static str {
-        if self.pool == DType::Bf16 { "bf16" } else { "f32" }
+        match self.pool {
+            DType::Bf16 => "bf16",
+            DType::F16 => "f16",
+            _ => "f32",
+        }
     }
 }
 
@@ -199,10 +204,8 @@ impl Cache {
                 }
             }
         }
-        if shape.pool == DType::Bf16 {
-            for x in &mut pool {
-                *x = rounded(*x);
-            }
+        for x in &mut pool {
+            *x = narrowed(*x, shape.pool);
         }
         Self {
             shape,
