@@ -223,7 +223,7 @@ impl StackWorkspace {
             normed: buffer("normed", c.hidden_size)?,
             qkv: buffer("qkv", c.q_width() + 2 * c.kv_width())?,
             q: buffer("q", c.q_width())?,
-            attended: buffer("attended", c.q_width())?,
+            attended: typed("attended", c.q_width(), product(|layer| &layer.o))?,
             gate_up: buffer("gate_up", 2 * c.intermediate_size)?,
             activated: typed("activated", c.intermediate_size, product(|layer| &layer.down))?,
         })

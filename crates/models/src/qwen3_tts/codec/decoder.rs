@@ -95,7 +95,7 @@ impl Workspace {
             cos_sin: buffer("cos_sin", c.head_dim)?,
             qkv: buffer("qkv", q + 2 * kv)?,
             q: buffer("q", q)?,
-            attended: buffer("attended", q)?,
+            attended: typed("attended", q, product)?,
             gate_up: buffer("gate_up", 2 * c.intermediate_size)?,
             inner: typed("inner", c.intermediate_size, product)?,
             convnext: typed("convnext", latent_rate * CONVNEXT_FACTOR * c.latent_dim, product)?,
