@@ -4,7 +4,8 @@
 // the oldest visible one, stream s of S takes keys s, s + S, ... ascending; the row's own key comes first in
 // stream n % S. Streams are merged ascending. S follows from the launch's threads and cluster, which the lowering
 // takes from the cache's shape alone; so nothing depends on the rows beside this one, and a row decoded in one pass
-// (`decode_attention`) has the bits of the same row in two (`qkv_rope`, then `attention`).
+// (`decode_attention`) has the bits of the same row in two (`qkv_rope`, then `attention`). What attention.cu has
+// kernels for is not attended here.
 //
 // No product and sum of attention is left for the compiler to contract: its choice may differ between kernels.
 
@@ -53,74 +54,6 @@ extern "C" __global__ void __launch_bounds__(256) rope_table(const int* position
     out[row * head_dim + half + c] = (float)sin;
 }
 
-// ---- The cache. Its elements are f32 or bf16. ----
-
-__device__ __forceinline__ float widen(float x) { return x; }
-__device__ __forceinline__ float widen(bf16_t x) { return bf16_to_float(x); }
-
-__device__ __forceinline__ void narrow(float x, float& out) { out = x; }
-__device__ __forceinline__ void narrow(float x, bf16_t& out) { out = (bf16_t)pack_bf16(x, 0.0f); }
-
-// laneway_device::op::KvCache; strides and offsets in elements.
-struct Cache {
-    i64 page_stride, k_offset, v_offset, pool_len;
-    const int* table;
-    int table_len, blocks, page_size, kv_heads, head_dim, ring;
-
-    // Where a position's first head lies, less the offset of keys or values; -1 for a position that the table
-    // does not lead to, or leads out of the pool.
-    __device__ __forceinline__ i64 find(int sequence, int position) const {
-        u32 i = (u32)position;
-        if (ring) i %= (u32)blocks * (u32)page_size;
-        const u32 column = i / (u32)page_size;
-        const i64 cell = (i64)sequence * blocks + column;
-        if (column >= (u32)blocks || cell >= table_len) return -1;
-        const int block = table[cell];
-        const i64 width = (i64)kv_heads * head_dim;
-        const i64 start = block * page_stride;
-        const i64 end = start + (k_offset > v_offset ? k_offset : v_offset) + page_size * width;
-        if (block < 0 || end > pool_len) return -1;
-        return start + (i - column * (u32)page_size) * width;
-    }
-};
-
-#define CACHE_PARAMS                                                                                                  \
-    i64 page_stride, i64 k_offset, i64 v_offset, i64 pool_len, const int *table, int table_len, int blocks,           \
-        int page_size, int kv_heads, int head_dim, int ring
-#define CACHE                                                                                                         \
-    Cache { page_stride, k_offset, v_offset, pool_len, table, table_len, blocks, page_size, kv_heads, head_dim, ring }
-
-// One warp norms (where there is a weight) and rotates a head of up to 256 values; emit(c, value) takes them.
-template <typename Emit>
-__device__ __forceinline__ void norm_and_rotate(const float* x, const float* weight, float eps, const float* cos_sin,
-                                                int dim, Emit emit) {
-    const int lane = threadIdx.x & 31, half = dim / 2;
-    float low[4], high[4], sum = 0.0f;
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-        const int c = lane + 32 * i;
-        low[i] = c < half ? x[c] : 0.0f;
-        high[i] = c < half ? x[half + c] : 0.0f;
-        sum = fmaf(low[i], low[i], sum);
-        sum = fmaf(high[i], high[i], sum);
-    }
-    float inverse = 1.0f;
-    if (weight) inverse = 1.0f / sqrtf(__fadd_rn(__fdiv_rn(warp_sum(sum), (float)dim), eps));
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-        const int c = lane + 32 * i;
-        if (c >= half) continue;
-        float a = low[i], b = high[i];
-        if (weight) {
-            a = normalized(a, inverse, weight[c]);
-            b = normalized(b, inverse, weight[half + c]);
-        }
-        const float cos = cos_sin[c], sin = cos_sin[half + c];
-        emit(c, __fsub_rn(__fmul_rn(a, cos), __fmul_rn(b, sin)));
-        emit(half + c, __fadd_rn(__fmul_rn(b, cos), __fmul_rn(a, sin)));
-    }
-}
-
 // A warp for each head of [q | k | v] of each row.
 template <typename KV>
 __device__ __forceinline__ void qkv_rope_body(const float* qkv, int rows, int heads, const float* q_norm,
@@ -135,24 +68,27 @@ __device__ __forceinline__ void qkv_rope_body(const float* qkv, int rows, int he
     const i64 row = unit / heads_in_row;
     if (row >= rows) return;
     const int head = (int)(unit - row * heads_in_row);
+    const float* x = qkv + unit * dim;
+    const bool is_q = head < heads, is_k = !is_q && head < heads + kv_heads;
+    const float* weight = is_q ? q_norm : k_norm;
+    RotaryHead<0> rotary;
+    if (is_q || is_k) rotary.load(x, weight, cos_sin + row * dim, dim);
     const int sequence = sequences[row], position = positions[row];
     const bool padding = sequence < 0 || position < 0;
-    const float* x = qkv + unit * dim;
-    const float* angles = cos_sin + row * dim;
-    if (head < heads) {
+    if (is_q) {
         float* q = q_out + (row * heads + head) * dim;
         if (padding) {
             for (int c = lane; c < dim; c += 32) q[c] = 0.0f;
         } else {
-            norm_and_rotate(x, q_norm, eps, angles, dim, [q](int c, float value) { q[c] = value; });
+            rotary.finish(weight != nullptr, eps, dim, [q](int c, float value) { q[c] = value; });
         }
         return;
     }
     const i64 at = padding ? -1 : cache.find(sequence, position);
     if (at < 0) return;
-    if (head < heads + kv_heads) {
+    if (is_k) {
         KV* k = pool + at + cache.k_offset + (head - heads) * dim;
-        norm_and_rotate(x, k_norm, eps, angles, dim, [k](int c, float value) { narrow(value, k[c]); });
+        rotary.finish(weight != nullptr, eps, dim, [k](int c, float value) { narrow(value, k[c]); });
     } else {
         KV* v = pool + at + cache.v_offset + (head - heads - kv_heads) * dim;
         for (int c = lane; c < dim; c += 32) narrow(x[c], v[c]);
@@ -168,6 +104,7 @@ __device__ __forceinline__ void qkv_rope_body(const float* qkv, int rows, int he
 
 QKV_ROPE(qkv_rope_f32, float)
 QKV_ROPE(qkv_rope_bf16, bf16_t)
+QKV_ROPE(qkv_rope_f16, f16_t)
 
 // ---- Attention ----
 
@@ -201,36 +138,10 @@ __device__ __forceinline__ void load_head(bool on, const KV* head, int lane, int
     }
 }
 
-// Four values as they lie in the cache.
-template <typename KV>
-struct Four;
-
-template <>
-struct Four<float> {
-    float4 x;
-    __device__ __forceinline__ void widen_to(float (&value)[4]) const {
-        value[0] = x.x, value[1] = x.y, value[2] = x.z, value[3] = x.w;
-    }
-};
-
-template <>
-struct Four<bf16_t> {
-    uint2 x;
-    __device__ __forceinline__ void widen_to(float (&value)[4]) const {
-        value[0] = low_bf16(x.x), value[1] = high_bf16(x.x), value[2] = low_bf16(x.y), value[3] = high_bf16(x.y);
-    }
-};
-
 // Start a copy of four values to shared memory, or of zeros.
-__device__ __forceinline__ void copy_async(Four<float>* to, const float* from, bool on) {
+__device__ __forceinline__ void copy_async(float4* to, const float* from, bool on) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
                  :: "r"((u32)__cvta_generic_to_shared(to)), "l"(from), "r"(on ? 16 : 0)
-                 : "memory");
-}
-
-__device__ __forceinline__ void copy_async(Four<bf16_t>* to, const bf16_t* from, bool on) {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;"
-                 :: "r"((u32)__cvta_generic_to_shared(to)), "l"(from), "r"(on ? 8 : 0)
                  : "memory");
 }
 
@@ -255,7 +166,9 @@ __device__ __forceinline__ float dot(const float (&q)[PER], const float (&k)[PER
     return sum;
 }
 
-#define NONE __int_as_float(0xff800000)  // -inf: the score of no key
+__device__ __forceinline__ void take(float4 x, float (&value)[4]) {
+    value[0] = x.x, value[1] = x.y, value[2] = x.z, value[3] = x.w;
+}
 
 __device__ __forceinline__ void cluster_barrier() {
 #if __CUDA_ARCH__ >= 900
@@ -277,20 +190,13 @@ __device__ __forceinline__ float load_from_block(const float* x, int rank) {
 #endif
 }
 
-// Operands that only the pass which also norms, rotates and stores has.
-struct Projections {
-    const float *qkv, *q_norm, *k_norm;
-    float eps;
-    const float* cos_sin;
-};
-
 // Blocks: for each row, for each G query heads that share a key/value head, `cluster` blocks that divide the streams.
 // `window` 0: all keys are visible; `depth` (1, 2 or 4): batches that a warp has on their way. `q` is used when `FUSED`
 // is not, `from` when it is.
 template <typename KV, int DIM, int G, bool FUSED>
 __device__ __forceinline__ void attend(const float* q, const Projections from, int heads, const int* sequences,
                                        const int* positions, KV* pool, const Cache cache, int window, int cluster,
-                                       int depth, float* out) {
+                                       int depth, const Output out) {
     using H = Heads<DIM>;
     constexpr int LANES = H::LANES, PER = H::PER, BATCH = H::BATCH, SIDE = 32 / LANES;
     extern __shared__ __align__(16) float shared[];
@@ -304,19 +210,19 @@ __device__ __forceinline__ void attend(const float* q, const Projections from, i
     const int head = BLOCK_X % blocks_in_row / cluster * G;
     const int group = heads / cache.kv_heads;
     const int kv_head = head / group;
-    float* row_out = out + ((i64)row * heads + head) * dim;
+    const i64 row_out = ((i64)row * heads + head) * dim;
 
     const int sequence = sequences[row], position = positions[row];
     if (sequence < 0 || position < 0) {
-        for (int i = part * blockDim.x + threadIdx.x; i < G * dim; i += cluster * blockDim.x) row_out[i] = 0.0f;
+        for (int i = part * blockDim.x + threadIdx.x; i < G * dim; i += cluster * blockDim.x) out.store(row_out + i, 0.0f);
         return;
     }
 
     // Shared memory: keys and values on their way; each stream's sum of values, greatest score and sum of weights;
     // the row's own heads.
     const int block_streams = warps * SIDE, streams = block_streams * cluster;
-    Four<KV>* staged = (Four<KV>*)shared + warp * depth * 2 * BATCH * 32 + lane;
-    float* stream_values = H::STAGED ? (float*)((Four<KV>*)shared + warps * depth * 2 * BATCH * 32) : shared;
+    float4* staged = (float4*)shared + warp * depth * 2 * BATCH * 32 + lane;
+    float* stream_values = H::STAGED ? (float*)((float4*)shared + warps * depth * 2 * BATCH * 32) : shared;
     float* stream_max = stream_values + block_streams * G * dim;
     float* stream_sum = stream_max + block_streams * G;
     float* own_q = stream_sum + block_streams * G;
@@ -339,12 +245,12 @@ __device__ __forceinline__ void attend(const float* q, const Projections from, i
         return lane < BATCH * SIDE && key < before ? cache.find(sequence, first + key) : -1;
     };
     auto found_by = [&](i64 found, int b) { return __shfl_sync(0xffffffffu, found, b * SIDE + lane / LANES); };
-    // A batch of keys or values into its place in the ring of `depth` pairs.
-    auto stage_batch = [&](Four<KV>* to, const KV* heads, i64 found) {
+    // A batch of keys or values, which are f32 here, into its place in the ring of `depth` pairs.
+    auto stage_batch = [&](float4* to, const KV* heads, i64 found) {
 #pragma unroll
         for (int b = 0; b < BATCH; ++b) {
             const i64 at = found_by(found, b);
-            copy_async(to + b * 32, heads + (at >= 0 ? at : 0) + H::at(lane, 0), at >= 0);
+            copy_async(to + b * 32, (const float*)heads + (at >= 0 ? at : 0) + H::at(lane, 0), at >= 0);
         }
     };
     i64 next = find_batch(0);
@@ -366,18 +272,22 @@ __device__ __forceinline__ void attend(const float* q, const Projections from, i
         const float* angles = from.cos_sin + (i64)row * dim;
         const bool store = part == 0 && head % group == 0 && own >= 0;
         for (int task = warp; task < G + 2; task += warps) {
-            if (task < G) {
-                float* to = own_q + task * dim;
-                norm_and_rotate(x + (head + task) * dim, from.q_norm, from.eps, angles, dim,
-                                [to](int c, float value) { to[c] = value; });
-            } else if (task == G) {
-                norm_and_rotate(x + (heads + kv_head) * dim, from.k_norm, from.eps, angles, dim,
-                                [=](int c, float value) {
-                                    KV stored;
-                                    narrow(value, stored);
-                                    own_k[c] = widen(stored);
-                                    if (store) keys[own + c] = stored;
-                                });
+            if (task <= G) {
+                const bool is_q = task < G;
+                const float* weight = is_q ? from.q_norm : from.k_norm;
+                RotaryHead<DIM> rotary;
+                rotary.load(x + (is_q ? head + task : heads + kv_head) * dim, weight, angles, dim);
+                float* q_to = own_q + task * dim;
+                rotary.finish(weight != nullptr, from.eps, dim, [=](int c, float value) {
+                    if (is_q) {
+                        q_to[c] = value;
+                        return;
+                    }
+                    KV stored;
+                    narrow(value, stored);
+                    own_k[c] = widen(stored);
+                    if (store) keys[own + c] = stored;
+                });
             } else {
                 const float* projected = x + (heads + cache.kv_heads + kv_head) * dim;
                 for (int c = lane; c < dim; c += 32) {
@@ -438,7 +348,7 @@ __device__ __forceinline__ void attend(const float* q, const Projections from, i
     };
     int place = 0;
     for (int t = 0; t < count; t += BATCH) {
-        Four<KV>* here = staged + place * 2 * BATCH * 32;
+        float4* here = staged + place * 2 * BATCH * 32;
         const bool more = t + depth * BATCH < count;
         float score[BATCH][G];
         if constexpr (H::STAGED) wait_one();
@@ -446,7 +356,7 @@ __device__ __forceinline__ void attend(const float* q, const Projections from, i
         for (int b = 0; b < BATCH; ++b) {
             float key[PER];
             if constexpr (H::STAGED) {
-                here[b * 32].widen_to(key);
+                take(here[b * 32], key);
             } else {
                 const i64 at = found_by(next, b);
                 load_head<H>(at >= 0, keys + at, lane, dim, key);
@@ -484,7 +394,7 @@ __device__ __forceinline__ void attend(const float* q, const Projections from, i
         for (int b = 0; b < BATCH; ++b) {
             float val[PER];
             if constexpr (H::STAGED) {
-                here[(BATCH + b) * 32].widen_to(val);
+                take(here[(BATCH + b) * 32], val);
             } else {
                 const i64 at = found_by(next, b);
                 load_head<H>(at >= 0, values + at, lane, dim, val);
@@ -547,7 +457,7 @@ __device__ __forceinline__ void attend(const float* q, const Projections from, i
             }
             result = __fdiv_rn(result, total);
         }
-        row_out[i] = result;
+        out.store(row_out + i, result);
     }
     // No block leaves while another reads from it.
     if (cluster > 1) cluster_barrier();
@@ -558,23 +468,21 @@ __device__ __forceinline__ void attend(const float* q, const Projections from, i
 #define ATTENTION(suffix, KV, DIM, G)                                                                                 \
     extern "C" __global__ void __launch_bounds__(512, DIM == 0 ? 1 : 2) attention_##suffix(                          \
         const float* q, int heads, const int* sequences, const int* positions, KV* pool, CACHE_PARAMS, int window,    \
-        int cluster, int depth, float* out) {                                                                         \
+        int cluster, int depth, void* out, int out_type) {                                                            \
         attend<KV, DIM, G, false>(q, Projections{}, heads, sequences, positions, pool, CACHE, window, cluster, depth, \
-                                  out);                                                                               \
+                                  Output{out, out_type});                                                             \
     }                                                                                                                 \
     extern "C" __global__ void __launch_bounds__(512, DIM == 0 ? 1 : 2) decode_attention_##suffix(                   \
         const float* qkv, int heads, const float* q_norm, const float* k_norm, float eps, const float* cos_sin,       \
         const int* sequences, const int* positions, KV* pool, CACHE_PARAMS, int window, int cluster, int depth,       \
-        float* out) {                                                                                                 \
+        void* out, int out_type) {                                                                                    \
         attend<KV, DIM, G, true>(nullptr, Projections{qkv, q_norm, k_norm, eps, cos_sin}, heads, sequences,           \
-                                 positions, pool, CACHE, window, cluster, depth, out);                                \
+                                 positions, pool, CACHE, window, cluster, depth, Output{out, out_type});              \
     }
 
 ATTENTION(f32_128_2, float, 128, 2)
 ATTENTION(f32_128_1, float, 128, 1)
 ATTENTION(f32_64_1, float, 64, 1)
 ATTENTION(f32_any, float, 0, 1)
-ATTENTION(bf16_128_2, bf16_t, 128, 2)
-ATTENTION(bf16_128_1, bf16_t, 128, 1)
-ATTENTION(bf16_64_1, bf16_t, 64, 1)
 ATTENTION(bf16_any, bf16_t, 0, 1)
+ATTENTION(f16_any, f16_t, 0, 1)

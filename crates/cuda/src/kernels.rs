@@ -22,7 +22,22 @@ const COMMON: &str = include_str!("../kernels/common.cuh");
 pub(crate) const SOURCES: &[(&str, &str)] = &[
     ("gemm", include_str!("../kernels/gemm.cu")),
     ("rows", include_str!("../kernels/rows.cu")),
-    ("sequence", include_str!("../kernels/sequence.cu")),
+    (
+        "sequence",
+        concat!(
+            include_str!("../kernels/cache.cuh"),
+            "#line 1 \"sequence.cu\"\n",
+            include_str!("../kernels/sequence.cu")
+        ),
+    ),
+    (
+        "attention",
+        concat!(
+            include_str!("../kernels/cache.cuh"),
+            "#line 1 \"attention.cu\"\n",
+            include_str!("../kernels/attention.cu")
+        ),
+    ),
     ("sample", include_str!("../kernels/sample.cu")),
     (
         "codec",

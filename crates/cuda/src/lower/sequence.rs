@@ -3,8 +3,12 @@
 use laneway_device::op::{self, KvCache};
 use laneway_device::{DType, View};
 
-use super::{Target, address};
+use super::Target;
 use crate::launch::{Args, Launch};
+
+mod plan;
+
+use plan::Plan;
 
 /// Threads of a block of the kernels that handle one value or one head after the other.
 const THREADS: u32 = 256;
@@ -12,12 +16,6 @@ const THREADS: u32 = 256;
 const HEADS_IN_BLOCK: usize = THREADS as usize / 32;
 /// The widest head that the kernels hold.
 const MAX_HEAD_DIM: usize = 256;
-/// Up to so many visible keys a row's attention takes `FEW_WARPS` warps, above it `MANY_WARPS`.
-const FEW_KEYS: usize = 128;
-const FEW_WARPS: usize = 4;
-const MANY_WARPS: usize = 16;
-/// Keys of a stream in a batch.
-const BATCH: usize = 4;
 /// Threads of the sampling kernel, and the sort keys that it has room for at least: the bins of its radix select lie
 /// in their place.
 const SAMPLE_THREADS: u32 = 512;
@@ -38,6 +36,7 @@ pub(super) fn qkv_rope(op: &op::QkvRope, out: &mut Vec<Launch>) {
     check_head(&op.cache);
     let kernel = match op.cache.pool.buffer.dtype() {
         DType::Bf16 => "qkv_rope_bf16",
+        DType::F16 => "qkv_rope_f16",
         _ => "qkv_rope_f32",
     };
     let args = Args::new()
@@ -62,11 +61,8 @@ pub(super) fn attention(op: &op::Attention, target: Target, out: &mut Vec<Launch
         .int(op.heads)
         .view(&op.sequences)
         .view(&op.positions);
-    let args = cache_args(args, &op.cache)
-        .int(window_arg(op.window))
-        .int(plan.cluster)
-        .int(plan.depth)
-        .view(&op.out);
+    let args = cache_args(args, &op.cache).int(window_arg(op.window));
+    let args = plan.args(args).view(&op.out).int(output_type(&op.out));
     plan.launch(plan.form.attention, args, out);
 }
 
@@ -96,11 +92,8 @@ pub(super) fn decode_attention(op: &op::DecodeAttention, target: Target, out: &m
         .view(&qkv.cos_sin)
         .view(&qkv.sequences)
         .view(&qkv.positions);
-    let args = cache_args(args, &qkv.cache)
-        .int(window_arg(op.window))
-        .int(plan.cluster)
-        .int(plan.depth)
-        .view(&op.out);
+    let args = cache_args(args, &qkv.cache).int(window_arg(op.window));
+    let args = plan.args(args).view(&op.out).int(output_type(&op.out));
     plan.launch(plan.form.decode, args, out);
 }
 
@@ -120,120 +113,21 @@ fn window_arg(window: Option<usize>) -> usize {
     window.map_or(0, |window| window.min(i32::MAX as usize))
 }
 
+/// How the kernels call the type of attention's output.
+fn output_type(out: &View) -> usize {
+    match out.buffer.dtype() {
+        DType::Bf16 => 1,
+        DType::F16 => 2,
+        _ => 0,
+    }
+}
+
 fn check_head(cache: &KvCache) {
     assert!(
         cache.head_dim <= MAX_HEAD_DIM,
         "head_dim {} is above {MAX_HEAD_DIM}",
         cache.head_dim
     );
-}
-
-/// The kernels for one way of holding heads.
-#[derive(Debug, PartialEq)]
-struct Form {
-    attention: &'static str,
-    decode: &'static str,
-    /// Query heads of a block, which share a key/value head.
-    group: usize,
-    /// Keys that a warp loads at a time: its streams.
-    streams_in_warp: usize,
-    /// Floats of shared memory for one batch of keys and values of a warp; 0: they do not pass through it.
-    staging: usize,
-}
-
-macro_rules! form {
-    ($suffix:literal, $group:literal, $streams:literal, $staging:literal) => {
-        Form {
-            attention: concat!("attention_", $suffix),
-            decode: concat!("decode_attention_", $suffix),
-            group: $group,
-            streams_in_warp: $streams,
-            staging: $staging,
-        }
-    };
-}
-
-impl Form {
-    fn new(cache: &KvCache, heads: usize) -> Self {
-        let pool = &cache.pool;
-        let whole = |n: usize| n.is_multiple_of(4);
-        let fours = whole(cache.page_stride)
-            && whole(cache.k_offset)
-            && whole(cache.v_offset)
-            && address(pool).is_multiple_of(4 * pool.buffer.dtype().size() as u64);
-        let even = (heads / cache.kv_heads).is_multiple_of(2);
-        let bf16 = pool.buffer.dtype() == DType::Bf16;
-        match (bf16, cache.head_dim, fours, even) {
-            (false, 128, true, true) => form!("f32_128_2", 2, 1, 1024),
-            (false, 128, true, false) => form!("f32_128_1", 1, 1, 1024),
-            (false, 64, true, _) => form!("f32_64_1", 1, 2, 1024),
-            (false, ..) => form!("f32_any", 1, 1, 0),
-            (true, 128, true, true) => form!("bf16_128_2", 2, 1, 512),
-            (true, 128, true, false) => form!("bf16_128_1", 1, 1, 512),
-            (true, 64, true, _) => form!("bf16_64_1", 1, 2, 512),
-            (true, ..) => form!("bf16_any", 1, 1, 0),
-        }
-    }
-}
-
-/// How attention is launched. The streams that a row's keys are divided into follow from the cache alone; how many
-/// blocks they are spread over, from the rows too.
-#[derive(Debug, PartialEq)]
-struct Plan {
-    form: Form,
-    /// Blocks of all rows.
-    blocks: usize,
-    /// Warps of a block.
-    warps: usize,
-    /// Blocks that share a row's keys.
-    cluster: usize,
-    /// Batches of keys and values that a warp has on their way.
-    depth: usize,
-    /// Floats of shared memory.
-    shared: usize,
-}
-
-impl Plan {
-    fn new(cache: &KvCache, heads: usize, window: Option<usize>, rows: usize, target: Target) -> Self {
-        check_head(cache);
-        let form = Form::new(cache, heads);
-        let units = rows * (heads / form.group);
-        let keys = capacity(cache).min(window.unwrap_or(usize::MAX));
-        let (warps, cluster, depth) = if keys <= FEW_KEYS {
-            let one_batch = FEW_WARPS * form.streams_in_warp * BATCH;
-            (FEW_WARPS, 1, if keys <= one_batch { 1 } else { 2 })
-        } else {
-            // While there is a multiprocessor for each: one alone reads a long past slowly. Fewer warps in a block
-            // leave room for more of the past to be on its way.
-            let fits = |cluster: &usize| target.arch >= 90 && units * cluster <= target.sms as usize;
-            let cluster = [4, 2].into_iter().find(fits).unwrap_or(1);
-            (MANY_WARPS / cluster, cluster, cluster)
-        };
-        let heads_held = warps * form.streams_in_warp * form.group;
-        let merging = heads_held * (cache.head_dim + 2) + (form.group + 2) * cache.head_dim;
-        Self {
-            blocks: units * cluster,
-            warps,
-            cluster,
-            depth,
-            shared: warps * depth * form.staging + merging,
-            form,
-        }
-    }
-
-    fn launch(&self, kernel: &'static str, args: Args, out: &mut Vec<Launch>) {
-        let threads = 32 * self.warps as u32;
-        let shared = 4 * self.shared as u32;
-        launch(
-            kernel,
-            self.blocks,
-            threads,
-            shared,
-            self.cluster as u32,
-            args,
-            out,
-        );
-    }
 }
 
 /// The cache, as every kernel takes it.

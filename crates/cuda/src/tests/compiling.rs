@@ -9,6 +9,8 @@ const REGISTERS: &[(&str, usize)] = &[
     ("gemm", 136),
     ("rows", 80),
     ("sequence", 128),
+    // Of heads that share no keys; the launch bounds of the others see to 128.
+    ("attention", 184),
     ("sample", 64),
     ("codec", 168),
     ("codec_any", 96),

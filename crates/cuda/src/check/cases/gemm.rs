@@ -152,6 +152,16 @@ pub(super) fn cases(context: &Context, out: &mut Vec<Case>) {
         for shape in SMALL {
             push(context, Shape { dtype, ..*shape }, 35, SWITCHES, out);
         }
+        // Where products are taken of 16 bits, their inputs may come so and their outputs go.
+        for shape in SMALL.iter().filter(|shape| context.rounds() && !shape.accumulate) {
+            let shape = Shape {
+                dtype,
+                narrow: !shape.norm,
+                narrow_out: true,
+                ..*shape
+            };
+            push(context, shape, 35, SWITCHES, out);
+        }
     }
     if small(context) {
         return;
