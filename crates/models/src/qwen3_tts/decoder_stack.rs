@@ -98,6 +98,12 @@ impl DecoderStack {
         }
     }
 
+    /// How `device` keeps what goes into the stack's products: all of them are of one type.
+    pub(super) fn product_dtype(&self, device: &dyn Device) -> DType {
+        let layer = self.layers.first();
+        layer.map_or(DType::F32, |layer| device.activation_dtype(&layer.o))
+    }
+
     /// The final norm in front of a product.
     pub(super) fn final_input_norm(&self, scratch: View) -> InputNorm {
         InputNorm {
@@ -213,19 +219,15 @@ impl StackWorkspace {
             })
         };
         let buffer = |part: &str, width| typed(part, width, DType::F32);
-        // Every layer's products are of one type.
-        let product = |weight: fn(&Layer) -> &Matrix| match stack.layers.first() {
-            Some(layer) => device.activation_dtype(weight(layer)),
-            None => DType::F32,
-        };
+        let product = stack.product_dtype(device);
         let c = &stack.config;
         Ok(Self {
             normed: buffer("normed", c.hidden_size)?,
             qkv: buffer("qkv", c.q_width() + 2 * c.kv_width())?,
             q: buffer("q", c.q_width())?,
-            attended: typed("attended", c.q_width(), product(|layer| &layer.o))?,
+            attended: typed("attended", c.q_width(), product)?,
             gate_up: buffer("gate_up", 2 * c.intermediate_size)?,
-            activated: typed("activated", c.intermediate_size, product(|layer| &layer.down))?,
+            activated: typed("activated", c.intermediate_size, product)?,
         })
     }
 }

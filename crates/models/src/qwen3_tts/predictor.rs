@@ -214,7 +214,13 @@ impl PredictorWorkspace {
                 (0..groups * max_rows).map(|i| (i / max_rows) as i32).collect(),
             )?,
             cache: PagedCache {
-                pool: float("cache", max_rows * page_words)?.view(),
+                pool: device
+                    .alloc(spec(
+                        "predictor.cache",
+                        predictor.stack.product_dtype(&**device),
+                        max_rows * page_words,
+                    ))?
+                    .view(),
                 page_words,
                 page_size: groups,
                 table: ints("table", (0..max_rows as i32).collect())?.view(),
