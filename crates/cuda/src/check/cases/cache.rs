@@ -121,6 +121,7 @@ impl Shape {
     pub(super) fn out_bound(&self) -> f64 {
         match self.out {
             DType::F32 => self.bound(),
+            DType::Bf16 => self.bound().max(BF16_BOUND),
             _ => self.bound().max(NARROW_BOUND),
         }
     }
