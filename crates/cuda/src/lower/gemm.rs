@@ -60,14 +60,21 @@ pub(super) fn gemm(op: &op::Gemm, target: Target, out: &mut Vec<Launch>) {
         });
         x = (norm.scratch.clone(), KEPT_16);
     }
-    // Without clusters to spread the levels of sums over, the widest tile is too much for some devices.
-    let fits = |columns| many_shared(columns, 1) as usize <= target.shared_memory().1;
     let even = k.is_multiple_of(8 * 64);
-    let columns = [16, 32, 64]
-        .into_iter()
-        .find(|&columns| op.rows <= columns || !fits(2 * columns))
-        .filter(|_| even)
-        .unwrap_or(if even { 64 } else { 32 });
+    // Without clusters to spread the levels of sums over, the widest tile is too much shared memory.
+    let widest = match (even, target.arch) {
+        (true, 90..) => 64,
+        (true, _) | (false, 90..) => 32,
+        (false, _) => 16,
+    };
+    let fits = |columns| many_shared(columns, 1) as usize <= target.shared_memory().1;
+    let columns = match even {
+        true => [16, 32, 64]
+            .into_iter()
+            .find(|&columns| columns == widest || op.rows <= columns || !fits(2 * columns))
+            .unwrap_or(widest),
+        false => widest,
+    };
     let blocks = n.div_ceil(BLOCK_OUTPUTS);
     let row_blocks = op.rows.div_ceil(columns);
     let split = match target.arch {
@@ -254,35 +261,24 @@ fn split(blocks: usize, sms: u32) -> usize {
 }
 
 fn many_kernel(columns: usize, split: usize, narrow: Narrow) -> &'static str {
-    /// By split: 1, 4, 8.
-    type Splits = [&'static str; 3];
-    const BF16: [Splits; 3] = [
-        [
-            "gemm_many_16_1_bf16",
-            "gemm_many_16_4_bf16",
-            "gemm_many_16_8_bf16",
-        ],
-        [
-            "gemm_many_32_1_bf16",
-            "gemm_many_32_4_bf16",
-            "gemm_many_32_8_bf16",
-        ],
-        [
-            "gemm_many_64_1_bf16",
-            "gemm_many_64_4_bf16",
-            "gemm_many_64_8_bf16",
-        ],
-    ];
-    const F16: [Splits; 3] = [
-        ["gemm_many_16_1_f16", "gemm_many_16_4_f16", "gemm_many_16_8_f16"],
-        ["gemm_many_32_1_f16", "gemm_many_32_4_f16", "gemm_many_32_8_f16"],
-        ["gemm_many_64_1_f16", "gemm_many_64_4_f16", "gemm_many_64_8_f16"],
-    ];
-    let kernels = match narrow {
-        Narrow::Bf16 => &BF16,
-        Narrow::F16 => &F16,
-    };
-    kernels[(columns / 32).min(2)][split / 4]
+    match (narrow, columns, split) {
+        (Narrow::Bf16, 16, 1) => "gemm_many_16_1_bf16",
+        (Narrow::Bf16, 16, 4) => "gemm_many_16_4_bf16",
+        (Narrow::Bf16, 16, _) => "gemm_many_16_8_bf16",
+        (Narrow::Bf16, _, 1) => "gemm_many_32_1_bf16",
+        (Narrow::Bf16, 32, 4) => "gemm_many_32_4_bf16",
+        (Narrow::Bf16, 32, _) => "gemm_many_32_8_bf16",
+        (Narrow::Bf16, _, 4) => "gemm_many_64_4_bf16",
+        (Narrow::Bf16, _, _) => "gemm_many_64_8_bf16",
+        (Narrow::F16, 16, 1) => "gemm_many_16_1_f16",
+        (Narrow::F16, 16, 4) => "gemm_many_16_4_f16",
+        (Narrow::F16, 16, _) => "gemm_many_16_8_f16",
+        (Narrow::F16, _, 1) => "gemm_many_32_1_f16",
+        (Narrow::F16, 32, 4) => "gemm_many_32_4_f16",
+        (Narrow::F16, 32, _) => "gemm_many_32_8_f16",
+        (Narrow::F16, _, 4) => "gemm_many_64_4_f16",
+        (Narrow::F16, _, _) => "gemm_many_64_8_f16",
+    }
 }
 
 /// Staged chunks of `[8 warps, 4 tiles, 512 bytes]` weights and `[columns, 64 + 8]` inputs with the waiting levels of a
