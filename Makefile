@@ -56,7 +56,7 @@ wer: $(VENV)/wer.stamp
 	$(VENV)/bin/python benches/wer/wer.py --laneway target/release/laneway
 
 # Functions of the same code are one, and relocations are packed: a tenth of the program.
-SMALL_LINK := -C link-arg=-Wl,--icf=all -C link-arg=-Wl,--pack-dyn-relocs=relr
+SMALL_LINK := -C link-arg=-Wl,--icf=all -C link-arg=-Wl,-z,pack-relative-relocs
 
 ## What a machine with a GPU needs beside this tree, in target/gpu-bundle: the program and the vocabulary. There,
 ## `target/gpu-bundle/run.sh` checks the kernels, verifies the golden data and times a frame.
