@@ -130,8 +130,9 @@ fn a_decode_step_is_one_graph_and_a_prefill_ends_with_one() {
             "decode steps launch nothing beside their graphs"
         );
         let replays = after.replays - before.replays;
+        // Prompts that came later gathered over three decode steps; a step may be overrun.
         assert!(
-            (24..=24 + 2 * prefills).contains(&replays),
+            (24..=24 + 4 * prefills).contains(&replays),
             "{replays} replays, {prefills} prefills"
         );
     }
