@@ -92,8 +92,8 @@ __device__ __forceinline__ float warp_max(float x) {
     return x;
 }
 
-// 1 / sqrt(mean(x²) + eps) of a row by a block (products that fold a norm in have a warp do it, see gemm.cu): thread t takes elements t,
-// t + THREADS, ... ascending, then lanes by warp_sum, then warps ascending. All THREADS threads of the block
+// 1 / sqrt(mean(x²) + eps) of a row by a block (products that fold a norm in have a warp do it, see product.cuh):
+// thread t takes elements t, t + THREADS, ... ascending, then lanes by warp_sum, then warps ascending. All THREADS threads of the block
 // call it, and all get the result; `partial` holds THREADS / 32 floats and may be used again at once.
 template <int THREADS>
 __device__ float row_inverse_rms(const float* x, int width, float eps, float* partial) {

@@ -20,7 +20,22 @@ const COMMON: &str = include_str!("../kernels/common.cuh");
 
 /// One module each.
 pub(crate) const SOURCES: &[(&str, &str)] = &[
-    ("gemm", include_str!("../kernels/gemm.cu")),
+    (
+        "gemm",
+        concat!(
+            include_str!("../kernels/product.cuh"),
+            "#line 1 \"gemm.cu\"\n",
+            include_str!("../kernels/gemm.cu")
+        ),
+    ),
+    (
+        "gemm_many",
+        concat!(
+            include_str!("../kernels/product.cuh"),
+            "#line 1 \"gemm_many.cu\"\n",
+            include_str!("../kernels/gemm_many.cu")
+        ),
+    ),
     ("rows", include_str!("../kernels/rows.cu")),
     (
         "sequence",

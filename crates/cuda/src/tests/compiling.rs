@@ -6,7 +6,8 @@ use crate::kernels::{SOURCES, Unit};
 /// Registers that a kernel of each file may take on sm_90a. More would cost blocks on a multiprocessor: raise a budget
 /// only with a measurement.
 const REGISTERS: &[(&str, usize)] = &[
-    ("gemm", 168),
+    ("gemm", 136),
+    ("gemm_many", 168),
     ("rows", 80),
     ("sequence", 128),
     // Of heads that share no keys; the launch bounds of the others see to 128.

@@ -1,0 +1,98 @@
+// Products with a weight matrix: out[rows, n] = epilogue(x[rows, k] . w[n, k]^T).
+//
+// bf16 weights lie in tiles of 16x16 in the order of mma.m16n8k16's A fragments (see pack_bf16), so a warp
+// streams a tile from memory into registers with one 16-byte load a lane and no shared memory. Outputs of the
+// matrix are the rows of the mma, batch rows its columns.
+//
+// One reduction order for every kernel here: the k tiles are cut into 8 segments of consecutive tiles (by k alone);
+// each is accumulated by the tensor cores in ascending order from zero; the eight sums are added as a
+// balanced tree ((0+1)+(2+3))+((4+5)+(6+7)). Few rows: one warp a segment. Many rows: the segments of a block in
+// turn, the tree's upper levels across the blocks of a cluster. The number of rows decides nothing else.
+
+constexpr int SEGMENTS = 8;
+
+__device__ __forceinline__ int segment_begin(int segment, int k_tiles) { return segment * k_tiles / SEGMENTS; }
+
+// The two 16-bit types of products: bf16, and f16 for weights that the checkpoint has in f32.
+template <bool F16>
+__device__ __forceinline__ void mma_tile(float (&d)[4], const uint4& a, u32 b0, u32 b1) {
+    const u32 fragment[4] = {a.x, a.y, a.z, a.w};
+    const u32 columns[2] = {b0, b1};
+    if (F16) mma_f16(d, fragment, columns);
+    else mma_bf16(d, fragment, columns);
+}
+
+template <bool F16>
+__device__ __forceinline__ u32 pack_pair(float low, float high) {
+    return F16 ? pack_f16(low, high) : pack_bf16(low, high);
+}
+
+// How a view that is an input or an output of products is kept: as f32, or in the weights' own 16-bit type.
+enum { KEPT_F32 = 0, KEPT_16 = 1 };
+
+struct Epilogue {
+    const float* bias;
+    const float* scale;
+    void* out;
+    int n;
+    int activation;
+    int accumulate;
+    int out_kept;
+};
+
+template <bool F16>
+__device__ __forceinline__ void store_output(const Epilogue& e, int row, int column, float v) {
+    if (e.bias) v = __fadd_rn(v, e.bias[column]);
+    v = activate(e.activation, v);
+    if (e.scale) v = __fmul_rn(v, e.scale[column]);
+    const i64 at = (i64)row * e.n + column;
+    if (e.out_kept == KEPT_16) {
+        ((bf16_t*)e.out)[at] = (bf16_t)pack_pair<F16>(v, 0.0f);
+        return;
+    }
+    float* out = (float*)e.out + at;
+    *out = e.accumulate ? __fadd_rn(*out, v) : v;
+}
+
+__device__ __forceinline__ float gate(float g, float up) { return __fmul_rn(activate(ACT_SILU, g), up); }
+
+// The sum of squares of a row, by one warp: lane l takes every 32nd group of four elements, ascending.
+struct Squares {
+    float sum[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+    __device__ __forceinline__ void add(float4 v) {
+        sum[0] = fmaf(v.x, v.x, sum[0]);
+        sum[1] = fmaf(v.y, v.y, sum[1]);
+        sum[2] = fmaf(v.z, v.z, sum[2]);
+        sum[3] = fmaf(v.w, v.w, sum[3]);
+    }
+    // 1 / sqrt(mean + eps), in every lane.
+    __device__ __forceinline__ float inverse_rms(int width, float eps) const {
+        float all = warp_sum(__fadd_rn(__fadd_rn(sum[0], sum[1]), __fadd_rn(sum[2], sum[3])));
+        return 1.0f / sqrtf(all / (float)width + eps);
+    }
+};
+
+constexpr int ROW_LOADS = 16;  // of a lane at once, where the row is kept: 2048 elements
+constexpr int SUM_LOADS = 4;   // where it is not
+
+__device__ __forceinline__ float warp_inverse_rms(const float* x, int width, float eps) {
+    Squares squares;
+    for (int first = (int)(threadIdx.x % 32) * 4; first < width; first += 128 * SUM_LOADS) {
+        float4 v[SUM_LOADS];
+#pragma unroll
+        for (int j = 0; j < SUM_LOADS; j++)
+            if (first + j * 128 < width) v[j] = *(const float4*)(x + first + j * 128);
+#pragma unroll
+        for (int j = 0; j < SUM_LOADS; j++)
+            if (first + j * 128 < width) squares.add(v[j]);
+    }
+    return squares.inverse_rms(width, eps);
+}
+
+__device__ __forceinline__ uint4 load_tile(const uint4* tile) {
+    uint4 v;
+    asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "l"(tile));
+    return v;
+}
