@@ -8,10 +8,10 @@ mod state;
 mod tests;
 
 use laneway_plan::declaration::{
-    ChunkPolicy, ModelDeclaration, NodeDecl, RequestEdgeDecl, ResourceDecl, ResourceReport, StreamEdgeDecl,
-    WalkDecl, WalkKind,
+    ChunkPolicy, Element, ModelDeclaration, NodeDecl, RequestEdgeDecl, ResourceDecl, ResourceReport,
+    StreamEdgeDecl, WalkDecl, WalkKind,
 };
-use laneway_plan::deployment::{DeviceKind, ModelConfig};
+use laneway_plan::deployment::{DeviceKind, ModelConfig, Precision};
 
 use crate::{DeclareError, Declared, ModelFacts, ModelKind, Sizing, Voice};
 use config::Configs;
@@ -195,10 +195,17 @@ fn resources(configs: &Configs, sizing: &Sizing) -> Vec<ResourceDecl> {
         kind: kind.to_owned(),
         page_size: 0,
         zero_on_release: true,
+        element: Element::F32,
         report: ResourceReport {
             bytes_per_slot: words * state::WORD_BYTES,
             ..ResourceReport::default()
         },
+    };
+    // Keys and values are of the type that products are taken in: attention reads them as it reads weights.
+    // The CPU device has no caches but f32.
+    let element = match (sizing.device, sizing.precision) {
+        (DeviceKind::Cuda, Precision::Bf16) => Element::Bf16,
+        _ => Element::F32,
     };
     let talker_kv = ResourceDecl {
         key: TALKER_KV.to_owned(),
@@ -206,9 +213,9 @@ fn resources(configs: &Configs, sizing: &Sizing) -> Vec<ResourceDecl> {
         page_size: sizing.page_size,
         // Entries past a row's length are never read.
         zero_on_release: false,
+        element,
         report: ResourceReport {
-            // Pools are arrays of f32, whatever the weights are kept in.
-            bytes_per_slot: state::talker_page_elements(configs, sizing.page_size) * state::WORD_BYTES,
+            bytes_per_slot: state::talker_page_elements(configs, sizing.page_size) * element.bytes(),
             ..ResourceReport::default()
         },
     };

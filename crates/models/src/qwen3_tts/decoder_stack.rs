@@ -254,7 +254,7 @@ pub(super) struct StackPass<'a> {
 pub(super) struct PagedCache {
     pub(super) pool: View,
     /// Elements from one page to the next.
-    pub(super) page_words: usize,
+    pub(super) page_elements: usize,
     /// Positions of a page.
     pub(super) page_size: usize,
     /// `[sequences, pages_per_sequence]`
@@ -264,7 +264,7 @@ pub(super) struct PagedCache {
 
 impl PagedCache {
     /// Elements of a page.
-    pub(super) fn page_words(config: &StackConfig, page_size: usize) -> usize {
+    pub(super) fn page_elements(config: &StackConfig, page_size: usize) -> usize {
         config.num_hidden_layers * 2 * page_size * config.kv_width()
     }
 
@@ -272,7 +272,7 @@ impl PagedCache {
         let part = self.page_size * config.kv_width();
         KvCache {
             pool: self.pool.clone(),
-            page_stride: self.page_words,
+            page_stride: self.page_elements,
             k_offset: layer * 2 * part,
             v_offset: (layer * 2 + 1) * part,
             page_size: self.page_size,

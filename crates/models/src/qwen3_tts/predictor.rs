@@ -202,7 +202,7 @@ impl PredictorWorkspace {
             )
         };
         // A row's cache is one page with a position for each input of a frame.
-        let page_words = PagedCache::page_words(c, groups);
+        let page_elements = PagedCache::page_elements(c, groups);
         let workspace = Self {
             stack: StackWorkspace::new(&**device, "predictor", &predictor.stack, 2 * max_rows)?,
             x: float("x", 2 * max_rows * c.hidden_size)?,
@@ -218,10 +218,10 @@ impl PredictorWorkspace {
                     .alloc(spec(
                         "predictor.cache",
                         predictor.stack.product_dtype(&**device),
-                        max_rows * page_words,
+                        max_rows * page_elements,
                     ))?
                     .view(),
-                page_words,
+                page_elements,
                 page_size: groups,
                 table: ints("table", (0..max_rows as i32).collect())?.view(),
                 pages_per_sequence: 1,

@@ -175,7 +175,7 @@ impl TalkerWorkspace {
             zeros: buffer("zeros", DType::I32, rows)?,
             cache: PagedCache {
                 pool: pools.kv.clone(),
-                page_words: PagedCache::page_words(c, pools.page_size),
+                page_elements: PagedCache::page_elements(c, pools.page_size),
                 page_size: pools.page_size,
                 table: buffer("pages", DType::I32, pools.slots * pages_per_sequence)?.view(),
                 pages_per_sequence,
@@ -523,8 +523,8 @@ impl Talker {
     }
 
     /// Elements of a page of the Talker's cache.
-    pub(super) fn page_words(&self, page_size: usize) -> usize {
-        PagedCache::page_words(&self.stack.config, page_size)
+    pub(super) fn page_elements(&self, page_size: usize) -> usize {
+        PagedCache::page_elements(&self.stack.config, page_size)
     }
 
     /// 4-byte words of a sampler slot: a bit for each codec token, in whole rows of a frame's codes so that

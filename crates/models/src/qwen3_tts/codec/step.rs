@@ -254,8 +254,8 @@ impl CodecStep {
             passes.push(PlannedPass { shape, frames });
         }
         for window in windows {
-            let slot = window.slot as usize * pool.slot_words;
-            touches.write(pool.pool.slice(slot, pool.slot_words));
+            let slot = window.slot as usize * pool.slot_elements;
+            touches.write(pool.pool.slice(slot, pool.slot_elements));
             let Some(ring) = ring else { continue };
             for row in window.items.iter().filter_map(|item| item.ring_row) {
                 touches.read(ring.buffer.slice(row as usize * self.codebooks, self.codebooks));
@@ -418,7 +418,7 @@ impl CodecStep {
             streams: self.indices.slice(parts.streams, shape.frames),
             positions: self.indices.slice(parts.positions, shape.frames),
         };
-        decoder.run(launcher, &pool.pool.view(), pool.slot_words, &pass, &codes)
+        decoder.run(launcher, &pool.pool.view(), pool.slot_elements, &pass, &codes)
     }
 
     /// A pass's codes `[frames, codebooks]`: straight from the index block when the host brings them all, else

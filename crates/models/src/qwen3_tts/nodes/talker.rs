@@ -158,18 +158,18 @@ impl TalkerNode {
         let talker = Talker::load(&**device, stream, config, weights)?;
         let (kv, sampler) = (resource(TALKER_KV)?, resource(SAMPLER)?);
         let groups = config.groups();
-        let page_words = talker.page_words(kv.page_size as usize);
-        if kv.page_size == 0 || kv.slot_words != page_words {
+        let page_elements = talker.page_elements(kv.page_size as usize);
+        if kv.page_size == 0 || kv.slot_elements != page_elements {
             return Err(bad(format!(
-                "a page of {TALKER_KV} has {} words for {} positions; the model needs {page_words}",
-                kv.slot_words, kv.page_size
+                "a page of {TALKER_KV} has {} elements for {} positions; the model needs {page_elements}",
+                kv.slot_elements, kv.page_size
             )));
         }
         let sampler_words = Talker::sampler_words(config);
-        if sampler.slot_words != sampler_words {
+        if sampler.slot_elements != sampler_words {
             return Err(bad(format!(
                 "a slot of {SAMPLER} has {} words; the model needs {sampler_words}",
-                sampler.slot_words
+                sampler.slot_elements
             )));
         }
         let edge = declaration

@@ -58,7 +58,7 @@ fn context(machine: &Machine, slot_words: usize, max_rows: usize) -> NodeContext
                 Place::Device,
             ),
             slots: SLOTS,
-            slot_words,
+            slot_elements: slot_words,
             page_size: 0,
         }],
         rings: Vec::new(),
