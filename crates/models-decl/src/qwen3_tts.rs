@@ -28,9 +28,9 @@ pub const CODEC: &str = "Codec";
 /// Node of Base checkpoints: speaker encoder and codec encoder.
 pub const REF_ENCODER: &str = "RefEncoder";
 
-/// Walk: the whole prompt, which makes the first frame.
+/// Walk: all of the prompt but its last row, into the cache.
 pub const TALKER_PREFILL: &str = "talker_prefill";
-/// Walk: one frame a step.
+/// Walk: one frame a step, the first from the last row of the prompt.
 pub const TALKER_DECODE: &str = "talker_decode";
 /// Walk: a window of frames to samples.
 pub const CODEC_CHUNK: &str = "codec_chunk";
@@ -104,7 +104,7 @@ fn declaration(configs: &Configs, sizing: &Sizing) -> ModelDeclaration {
         walks: walks(clones),
         stream_edges: vec![StreamEdgeDecl {
             name: CODES.to_owned(),
-            from: names(&[TALKER_PREFILL, TALKER_DECODE]),
+            from: names(&[TALKER_DECODE]),
             to: CODEC_CHUNK.to_owned(),
             item_words: configs.model.talker_config.stack.num_code_groups,
             chunk: chunk_policy(),

@@ -1,5 +1,5 @@
 //! Queueing a planned step: a decode step is one graph, its uploads and the copy that lands included. A prefill
-//! is launched operation by operation as far as its shape follows from its prompts; its end is a graph.
+//! is launched operation by operation.
 //!
 //! A graph names the pinned memory of its stage, so a decode step has one for each stage.
 
@@ -10,9 +10,9 @@ use laneway_device::{Buffer, DeviceError, Graph, Launcher, Result, Stream, Touch
 use laneway_engine::node::Stage;
 
 use super::plan::WarmUp;
-use super::staging::{Indices, Shape};
+use super::probe::ProbeBuffers;
+use super::staging::{FrameIndices, PrefillIndices, Shape};
 use super::{Planned, STAGES, StageBuffers, TALKER, TalkerNode};
-use crate::qwen3_tts::talker::{DecodeStep, PrefillStep};
 
 /// Warm-up waits this long for one step.
 const WARM_UP_DEADLINE: Duration = Duration::from_secs(300);
@@ -27,8 +27,6 @@ pub(super) enum Capture {
         /// Some row still has text.
         text: bool,
     },
-    /// A prefill behind its stack.
-    PrefillTail { rows: usize },
 }
 
 impl TalkerNode {
@@ -43,11 +41,6 @@ impl TalkerNode {
                 .find(|bucket| **bucket >= live)
                 .unwrap_or(&live),
         }
-    }
-
-    /// Views of the device's index buffers for a step of this shape.
-    fn indices(&self, shape: Shape) -> Indices {
-        Indices::new(shape, &self.ints, &self.params, self.dims)
     }
 
     fn stage_buffers(&self, stage: Stage) -> &StageBuffers {
@@ -67,13 +60,19 @@ impl TalkerNode {
                 dst: to.slice(0, len),
             })
         };
-        let Planned { shape, speakers, .. } = planned;
+        let shape = planned.shape;
         upload(&staging.ints, &self.ints, self.dims.ints(shape))?;
-        upload(&staging.params, &self.params, 2 * shape.rows * SampleRow::WORDS)?;
-        match speakers {
-            0 => Ok(()),
-            rows => upload(&staging.speakers, &self.speakers, rows * self.hidden_width()),
+        if !shape.prefill {
+            upload(&staging.params, &self.params, 2 * shape.rows * SampleRow::WORDS)?;
         }
+        if planned.speakers {
+            upload(
+                &staging.speakers,
+                &self.speakers,
+                shape.rows * self.hidden_width(),
+            )?;
+        }
+        Ok(())
     }
 
     /// Copy the drawn codes to where the host reads them.
@@ -92,7 +91,7 @@ impl TalkerNode {
                 problem: format!("stage {} of node {TALKER} was not planned", stage.0),
             })?;
         match planned.shape.prefill {
-            true => self.launch_prefill(stage, planned, launcher),
+            true => self.prefill(launcher, stage, planned),
             false if planned.shape.probed => self.decode(launcher, stage, planned),
             false => {
                 let graph = self.frame_graph(stage, planned, launcher.stream)?;
@@ -101,86 +100,42 @@ impl TalkerNode {
         }
     }
 
-    fn launch_prefill(&mut self, stage: Stage, planned: Planned, launcher: &Launcher<'_>) -> Result<()> {
-        let shape = planned.shape;
+    /// What records a step, if it is probed.
+    fn probe(&self, stage: Stage, shape: Shape) -> Option<&ProbeBuffers> {
+        self.stage_buffers(stage).probe.as_ref().filter(|_| shape.probed)
+    }
+
+    /// A whole prefill.
+    fn prefill(&self, launcher: &Launcher<'_>, stage: Stage, planned: Planned) -> Result<()> {
+        let (shape, talker, w) = (planned.shape, &self.talker, &self.workspace);
+        let speakers = || self.speakers.slice(0, shape.rows * self.hidden_width());
+        let step = PrefillIndices::new(shape, &self.ints, self.dims).step(planned.speakers.then(speakers));
         self.upload(launcher, stage, planned)?;
-        let (talker, w) = (&self.talker, &self.workspace);
-        let step = self.prefill_step(planned);
         talker.embed_prefill(launcher, w, &step)?;
-        if let Some(probe) = self.stage_buffers(stage).probe.as_ref().filter(|_| shape.probed) {
+        if let Some(probe) = self.probe(stage, shape) {
             launcher.run(probe.copy_inputs(&talker.embeddings(w, shape.tokens)))?;
         }
-        talker.run_prefill(launcher, w, &step)?;
-        if shape.probed {
-            self.prefill_tail(launcher, shape, Some(stage))?;
-            self.copy_results(launcher, stage, shape)?;
-        } else {
-            let graph = self.tail_graph(shape, launcher.stream)?;
-            launcher.stream.replay(&graph, launcher.touches)?;
-        }
-        self.land(launcher, stage, shape.rows)
-    }
-
-    fn prefill_step(&self, planned: Planned) -> PrefillStep {
-        let shape = planned.shape;
-        let indices = self.indices(shape);
-        let prefill = indices.prefill.as_ref().expect("a prefill's shape has its parts");
-        PrefillStep {
-            tokens: shape.tokens,
-            text: indices.text.clone(),
-            codes: prefill.codes.clone(),
-            speaker_rows: (planned.speakers > 0).then(|| prefill.speaker_rows.clone()),
-            speakers: self.speakers.slice(0, planned.speakers * self.hidden_width()),
-            sequences: indices.sequences.clone(),
-            positions: indices.positions.clone(),
-            pages: prefill.pages.clone(),
-            slots: prefill.slots.clone(),
-            rows: shape.rows,
-        }
-    }
-
-    /// The end of a prefill; `probed` names the stage whose probe records it.
-    fn prefill_tail(&self, launcher: &Launcher<'_>, shape: Shape, probed: Option<Stage>) -> Result<()> {
-        let indices = self.indices(shape);
-        let prefill = indices.prefill.as_ref().expect("a prefill's shape has its parts");
-        let probe = probed.and_then(|stage| self.stage_buffers(stage).probe.as_ref());
-        let tail = indices.tail(probe);
-        self.talker
-            .run_prefill_tail(launcher, &self.workspace, prefill.last.clone(), &tail)
+        talker.run_prefill(launcher, w, &step)
     }
 
     /// A whole decode step.
     fn decode(&self, launcher: &Launcher<'_>, stage: Stage, planned: Planned) -> Result<()> {
-        let shape = planned.shape;
-        let (talker, w) = (&self.talker, &self.workspace);
-        let probe = self.stage_buffers(stage).probe.as_ref().filter(|_| shape.probed);
-        let indices = self.indices(shape);
-        let step = DecodeStep {
-            sequences: indices.sequences.clone(),
-            positions: indices.positions.clone(),
-            text: planned.text.then(|| indices.text.clone()),
-            tail: indices.tail(probe),
-        };
+        let (shape, talker, w) = (planned.shape, &self.talker, &self.workspace);
+        let probe = self.probe(stage, shape);
+        let indices = FrameIndices::new(shape, &self.ints, &self.params, self.dims);
+        let step = indices.step(planned.text, probe);
         self.upload(launcher, stage, planned)?;
         talker.embed_decode(launcher, w, &step)?;
         if let Some(probe) = probe {
             launcher.run(probe.copy_inputs(&talker.embeddings(w, shape.tokens)))?;
         }
         talker.run_decode(launcher, w, &step)?;
-        if probe.is_some() {
-            self.copy_results(launcher, stage, shape)?;
-        }
-        self.land(launcher, stage, shape.rows)
-    }
-
-    /// Copy what a probed step computed to where the host reads it.
-    fn copy_results(&self, launcher: &Launcher<'_>, stage: Stage, shape: Shape) -> Result<()> {
-        if let Some(probe) = &self.stage_buffers(stage).probe {
-            for copy in probe.copy_results(&self.workspace, shape.rows) {
+        if let Some(probe) = probe {
+            for copy in probe.copy_results(w, shape.rows) {
                 launcher.run(copy)?;
             }
         }
-        Ok(())
+        self.land(launcher, stage, shape.rows)
     }
 
     /// The capture of a decode step of this shape.
@@ -197,13 +152,6 @@ impl TalkerNode {
         };
         self.graph(key, stream, &|node, launcher| {
             node.decode(launcher, stage, planned)
-        })
-    }
-
-    fn tail_graph(&mut self, shape: Shape, stream: &dyn Stream) -> Result<Graph> {
-        let key = Capture::PrefillTail { rows: shape.rows };
-        self.graph(key, stream, &|node, launcher| {
-            node.prefill_tail(launcher, shape, None)
         })
     }
 
@@ -251,32 +199,14 @@ impl TalkerNode {
     /// Run every walk once and make the captures. A device with buckets runs each of them, on padding alone,
     /// because a graph's first launch takes longer than those behind it.
     pub(super) fn run_warm_up(&mut self, launcher: &Launcher<'_>) -> Result<()> {
-        for (prefill, text) in [(true, true), (false, true), (false, false)] {
-            let step = WarmUp {
-                prefill,
-                text,
-                live: 1,
-                rows: self.padded_rows(1),
-            };
-            self.warm_up_step(Stage(0), step, launcher)?;
+        self.warm_up_step(Stage(0), WarmUp::Prefill { rows: 1, tokens: 1 }, launcher)?;
+        for text in [true, false] {
+            let (live, rows) = (1, self.padded_rows(1));
+            self.warm_up_step(Stage(0), WarmUp::Frame { text, live, rows }, launcher)?;
         }
         for rows in self.buckets.clone() {
-            if !self.exact_captures {
-                let step = WarmUp {
-                    prefill: true,
-                    text: true,
-                    live: 0,
-                    rows,
-                };
-                self.warm_up_step(Stage(0), step, launcher)?;
-            }
             for (stage, text) in (0..STAGES).flat_map(|stage| [(Stage(stage), true), (Stage(stage), false)]) {
-                let step = WarmUp {
-                    prefill: false,
-                    text,
-                    live: 0,
-                    rows,
-                };
+                let step = WarmUp::Frame { text, live: 0, rows };
                 if self.exact_captures {
                     let planned = self.fill_warm_up(step).planned();
                     self.frame_graph(stage, planned, launcher.stream)?;
