@@ -5,6 +5,7 @@
 //! while another runs, so everything that the host writes or reads exists twice; what only the device touches
 //! exists once, because steps follow each other on one stream.
 
+mod buckets;
 mod launch;
 mod plan;
 mod probe;
@@ -22,12 +23,12 @@ use laneway_engine::node::{
 use laneway_plan::declaration::ModelDeclaration;
 
 use crate::checkpoint::Weights;
-use crate::checkpoint::config::ModelConfig;
+use crate::checkpoint::config::{ModelConfig, TtsModelType};
 use crate::qwen3_tts::load::LoadError;
 use crate::qwen3_tts::prompt::CodecPart;
 use crate::qwen3_tts::request::TtsRequest;
 use crate::qwen3_tts::talker::{Talker, TalkerPools, TalkerWorkspace};
-use launch::Capture;
+use buckets::{PromptBucket, prompt_buckets};
 use probe::ProbeBuffers;
 use staging::{Dims, Shape, Staging};
 
@@ -62,9 +63,14 @@ pub struct TalkerNode {
     params: Buffer,
     speakers: Buffer,
     stages: [StageBuffers; STAGES],
-    graphs: HashMap<Capture, Graph>,
-    /// Row counts that captures are made for, ascending; the last is the most rows of a step.
+    /// Captures, by their stage too: a graph names its stage's pinned memory.
+    graphs: HashMap<(Stage, Planned), Graph>,
+    /// Row counts that captures of decode steps are made for, ascending; the last is the most rows of a step.
     buckets: Vec<usize>,
+    /// What captures of prefills are made for.
+    prompt_buckets: Vec<PromptBucket>,
+    /// Prompts have speaker vectors.
+    clones: bool,
     /// Steps have exactly their rows; otherwise padding fills them up to a bucket.
     exact_captures: bool,
 }
@@ -86,8 +92,8 @@ struct StageBuffers {
     probe: Option<ProbeBuffers>,
 }
 
-/// What a stage was planned for.
-#[derive(Debug, Clone, Copy)]
+/// What a stage was planned for: all that a capture of it depends on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 struct Planned {
     shape: Shape,
     /// Some row still has text.
@@ -254,6 +260,8 @@ impl TalkerNode {
             graphs: HashMap::new(),
             exact_captures: device.facts().exact_buckets,
             buckets,
+            prompt_buckets: prompt_buckets(limits.rows, limits.prefill_tokens),
+            clones: config.tts_model_type == TtsModelType::Base,
             device: context.device,
             talker,
             workspace,

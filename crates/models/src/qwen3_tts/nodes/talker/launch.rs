@@ -1,7 +1,5 @@
-//! Queueing a planned step: a decode step is one graph, its uploads and the copy that lands included. A prefill
-//! is launched operation by operation.
-//!
-//! A graph names the pinned memory of its stage, so a decode step has one for each stage.
+//! Queueing a planned step: it is one graph, its uploads and the copy that lands included. Where steps have exact
+//! shapes a prefill is launched operation by operation: prompts have too many shapes to keep a graph for each.
 
 use std::time::Duration;
 
@@ -9,6 +7,7 @@ use laneway_device::op::{Copy, SampleRow, Zero};
 use laneway_device::{Buffer, DeviceError, Graph, Launcher, Result, Stream, Touches};
 use laneway_engine::node::Stage;
 
+use super::buckets::PromptBucket;
 use super::plan::WarmUp;
 use super::probe::ProbeBuffers;
 use super::staging::{FrameIndices, PrefillIndices, Shape};
@@ -16,18 +15,6 @@ use super::{Planned, STAGES, StageBuffers, TALKER, TalkerNode};
 
 /// Warm-up waits this long for one step.
 const WARM_UP_DEADLINE: Duration = Duration::from_secs(300);
-
-/// What a graph was captured for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(super) enum Capture {
-    /// A decode step.
-    Frame {
-        stage: usize,
-        rows: usize,
-        /// Some row still has text.
-        text: bool,
-    },
-}
 
 impl TalkerNode {
     /// Rows of a step of `live` rows, padding included.
@@ -90,13 +77,19 @@ impl TalkerNode {
                 op: "forward",
                 problem: format!("stage {} of node {TALKER} was not planned", stage.0),
             })?;
+        let shape = planned.shape;
+        if shape.probed || shape.prefill && self.exact_captures {
+            return self.run(launcher, stage, planned);
+        }
+        let graph = self.graph(stage, planned, launcher.stream)?;
+        launcher.stream.replay(&graph, launcher.touches)
+    }
+
+    /// A whole step, operation by operation.
+    fn run(&self, launcher: &Launcher<'_>, stage: Stage, planned: Planned) -> Result<()> {
         match planned.shape.prefill {
             true => self.prefill(launcher, stage, planned),
-            false if planned.shape.probed => self.decode(launcher, stage, planned),
-            false => {
-                let graph = self.frame_graph(stage, planned, launcher.stream)?;
-                launcher.stream.replay(&graph, launcher.touches)
-            }
+            false => self.decode(launcher, stage, planned),
         }
     }
 
@@ -138,41 +131,19 @@ impl TalkerNode {
         self.land(launcher, stage, shape.rows)
     }
 
-    /// The capture of a decode step of this shape.
-    pub(super) fn frame_graph(
-        &mut self,
-        stage: Stage,
-        planned: Planned,
-        stream: &dyn Stream,
-    ) -> Result<Graph> {
-        let key = Capture::Frame {
-            stage: stage.0,
-            rows: planned.shape.rows,
-            text: planned.text,
-        };
-        self.graph(key, stream, &|node, launcher| {
-            node.decode(launcher, stage, planned)
-        })
-    }
-
-    /// The graph for `key`. Where buckets are exact, a row count that warm-up did not foresee is captured when
+    /// The capture of a step. Where buckets are exact, a row count that warm-up did not foresee is captured when
     /// it first comes: that costs the CPU device no more than building its operations. Otherwise warm-up has
     /// made all that there are.
-    fn graph(
-        &mut self,
-        key: Capture,
-        stream: &dyn Stream,
-        build: &dyn Fn(&Self, &Launcher<'_>) -> Result<()>,
-    ) -> Result<Graph> {
-        if let Some(graph) = self.graphs.get(&key) {
+    fn graph(&mut self, stage: Stage, planned: Planned, stream: &dyn Stream) -> Result<Graph> {
+        if let Some(graph) = self.graphs.get(&(stage, planned)) {
             return Ok(graph.clone());
         }
         let graph = stream.capture(&mut |stream| {
             let touches = Touches::none();
             let touches = &touches;
-            build(self, &Launcher { stream, touches })
+            self.run(&Launcher { stream, touches }, stage, planned)
         })?;
-        self.graphs.insert(key, graph.clone());
+        self.graphs.insert((stage, planned), graph.clone());
         Ok(graph)
     }
 
@@ -199,7 +170,19 @@ impl TalkerNode {
     /// Run every walk once and make the captures. A device with buckets runs each of them, on padding alone,
     /// because a graph's first launch takes longer than those behind it.
     pub(super) fn run_warm_up(&mut self, launcher: &Launcher<'_>) -> Result<()> {
-        self.warm_up_step(Stage(0), WarmUp::Prefill { rows: 1, tokens: 1 }, launcher)?;
+        if self.exact_captures {
+            let bucket = PromptBucket { rows: 1, tokens: 1 };
+            self.warm_up_step(Stage(0), WarmUp::Prefill(bucket), launcher)?;
+        } else {
+            for (bucket, stage) in self
+                .prompt_buckets
+                .clone()
+                .into_iter()
+                .flat_map(|bucket| (0..STAGES).map(move |stage| (bucket, Stage(stage))))
+            {
+                self.warm_up_step(stage, WarmUp::Prefill(bucket), launcher)?;
+            }
+        }
         for text in [true, false] {
             let (live, rows) = (1, self.padded_rows(1));
             self.warm_up_step(Stage(0), WarmUp::Frame { text, live, rows }, launcher)?;
@@ -209,7 +192,7 @@ impl TalkerNode {
                 let step = WarmUp::Frame { text, live: 0, rows };
                 if self.exact_captures {
                     let planned = self.fill_warm_up(step).planned();
-                    self.frame_graph(stage, planned, launcher.stream)?;
+                    self.graph(stage, planned, launcher.stream)?;
                 } else {
                     self.warm_up_step(stage, step, launcher)?;
                 }

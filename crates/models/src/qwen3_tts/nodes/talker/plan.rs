@@ -6,6 +6,7 @@ use laneway_device::Touches;
 use laneway_device::op::SampleRow;
 use laneway_engine::node::{RowError, Stage, StepRow};
 
+use super::buckets::{PromptBucket, bucket_of};
 use super::probe::ProbeBuffers;
 use super::staging::{Dims, FrameIndices, Shape};
 use super::{Planned, SAMPLER, TALKER_KV, TalkerNode, granted, internal, request, row_state};
@@ -124,7 +125,7 @@ impl Filled {
 #[derive(Debug, Clone, Copy)]
 pub(super) enum WarmUp {
     /// Padding alone.
-    Prefill { rows: usize, tokens: usize },
+    Prefill(PromptBucket),
     /// A decode step.
     Frame {
         /// Rows still have text.
@@ -300,19 +301,25 @@ impl TalkerNode {
 
     /// The index buffers of a prefill step.
     pub(super) fn fill_prefill(&self, rows: &[PlanRow<'_>]) -> Filled {
-        let tokens = || rows.iter().flat_map(|row| row.prefilled());
-        let shape = Shape {
-            rows: rows.len(),
-            tokens: tokens().count(),
+        let tokens = rows.iter().map(|row| row.prefilled().len()).sum();
+        let probed = rows.iter().any(|row| row.request.probe.is_some());
+        let shape = |rows, tokens| Shape {
+            rows,
+            tokens,
             prefill: true,
-            probed: rows.iter().any(|row| row.request.probe.is_some()),
+            probed,
         };
-        let speakers = tokens().any(|token| token.codec == CodecPart::Speaker);
-        self.fill_prompts(rows, shape, speakers)
+        let shape = if probed || self.exact_captures {
+            shape(rows.len(), tokens)
+        } else {
+            let bucket = bucket_of(&self.prompt_buckets, rows.len(), tokens);
+            shape(bucket.rows, bucket.tokens)
+        };
+        self.fill_prompts(rows, shape)
     }
 
     /// The same, padded up to `shape`.
-    fn fill_prompts(&self, rows: &[PlanRow<'_>], shape: Shape, speakers: bool) -> Filled {
+    fn fill_prompts(&self, rows: &[PlanRow<'_>], shape: Shape) -> Filled {
         let Dims {
             groups,
             pages_per_sequence,
@@ -369,7 +376,7 @@ impl TalkerNode {
             Some(first)
         });
         let mut vectors = Vec::new();
-        if speakers {
+        if self.clones {
             let width = self.talker.config().talker_config.stack.hidden_size;
             for (i, row) in rows.iter().enumerate() {
                 vectors.extend(
@@ -386,7 +393,7 @@ impl TalkerNode {
             planned: Planned {
                 shape,
                 text: true,
-                speakers,
+                speakers: self.clones,
             },
             ints,
             speakers: vectors,
@@ -480,8 +487,8 @@ impl TalkerNode {
             probed: false,
         };
         let (text, live, rows) = match step {
-            WarmUp::Prefill { rows, tokens } => {
-                return self.fill_prompts(&[], shape(rows, tokens, true), false);
+            WarmUp::Prefill(PromptBucket { rows, tokens }) => {
+                return self.fill_prompts(&[], shape(rows, tokens, true));
             }
             WarmUp::Frame { text, live, rows } => (text, live, rows),
         };

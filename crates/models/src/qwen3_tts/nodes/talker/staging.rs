@@ -7,7 +7,7 @@ use super::probe::ProbeBuffers;
 use crate::qwen3_tts::talker::{DecodeStep, PrefillStep, TailStep};
 
 /// What the layout of a step's index buffers depends on.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct Shape {
     /// Requests, rows of padding included.
     pub(super) rows: usize,
