@@ -10,6 +10,8 @@ use std::sync::Arc;
 use laneway_device::{Buffer, Device, Launcher, Stream, Touches};
 use laneway_plan::declaration::ModelDeclaration;
 
+use crate::samples::Samples;
+
 /// A request inside this worker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct RequestId(pub u64);
@@ -115,7 +117,7 @@ pub struct RowOutcome {
     /// Items made (words each), for the walk's stream edge.
     pub items: Vec<Arc<[i32]>>,
     /// Samples or other final output for the caller.
-    pub output: Option<Vec<f32>>,
+    pub output: Option<Samples>,
     /// Result for the walk's request edges.
     pub result: Option<EdgeResult>,
     /// The walk ends here, and why.

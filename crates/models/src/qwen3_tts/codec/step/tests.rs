@@ -101,7 +101,7 @@ impl Player {
         });
         self.machine.finish();
         (0..windows.len())
-            .map(|row| self.step.samples(stage, row).unwrap())
+            .map(|row| self.step.samples(stage, row).unwrap().to_vec())
             .collect()
     }
 
