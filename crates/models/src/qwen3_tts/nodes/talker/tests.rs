@@ -151,14 +151,15 @@ fn the_same_seed_gives_the_codes_that_it_always_gave() {
 #[test]
 fn prompts_that_do_not_fit_this_worker_are_refused_by_field() {
     let talking = talking(tiny("custom_voice"), 1);
-    let refused = |text: String, max_frames| {
+    let refused_after = |text: String, max_frames, change: fn(&mut TtsRequest)| {
         let input = SpeechInput {
             text,
             voice: Some("ryan".into()),
             max_frames: Some(max_frames),
             ..SpeechInput::default()
         };
-        let request = talking.model.requests().build(&input).unwrap();
+        let mut request = talking.model.requests().build(&input).unwrap();
+        change(&mut request);
         let mut stream = talking.submit("long", request, None);
         while let Some(event) = stream.blocking_recv() {
             if let OutputEvent::Failed(failure) = event {
@@ -167,8 +168,16 @@ fn prompts_that_do_not_fit_this_worker_are_refused_by_field() {
         }
         panic!("it ran");
     };
+    let refused = |text, max_frames| refused_after(text, max_frames, |_| {});
     assert!(refused("a b ".repeat(200), 8).contains("rows"));
     assert!(refused("Hello.".into(), 380).contains("positions"));
+    // No prompt is laid out like these.
+    let last = |request: &mut TtsRequest| request.prompt.rows.truncate(1);
+    assert!(refused_after("Hello.".into(), 8, last).contains("a prompt of 1 rows"));
+    let speaker = |request: &mut TtsRequest| {
+        request.prompt.rows.last_mut().unwrap().codec = CodecPart::Speaker;
+    };
+    assert!(refused_after("Hello.".into(), 8, speaker).contains("cannot be run"));
 }
 
 /// One of nano's reference utterances.
