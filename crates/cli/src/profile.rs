@@ -118,17 +118,18 @@ fn profile(
     let stats = handle.stats();
     for walk in stats.walks.iter().filter(|walk| walk.steps > 0) {
         println!(
-            "  {:<16} {:>6} steps {:>6.1} rows {:>8.3} ms a step from launch to landing",
+            "  {:<16} {:>6} steps {:>6.1} rows {:>8.3} ms a step from launch to landing, {:>6.1} us of the host's",
             walk.walk,
             walk.steps,
             walk.rows as f64 / walk.steps as f64,
             walk.step_time.as_secs_f64() * 1e3 / walk.steps as f64,
+            walk.host_time.as_secs_f64() * 1e6 / walk.steps as f64,
         );
     }
     println!(
         "  {:.1} audio-s/s, host time of the chain {:.1} us a step",
         rows as f64 * f64::from(arguments.frames) * 0.08 / seconds,
-        stats.chain_host_time.as_secs_f64() * 1e6
+        stats.chain_host_time().as_secs_f64() * 1e6
             / stats
                 .walks
                 .iter()
@@ -256,7 +257,8 @@ fn speak(handle: &EngineHandle, model: &Qwen3Tts, rows: usize, frames: u32) -> a
     Ok(prompt)
 }
 
-/// The parts of the graphs that ran most: of a frame's (it samples) and of a codec pass (it convolves).
+/// The parts of the graphs that ran most: of a frame's (it samples), of a codec pass (it convolves) and of a
+/// prefill (it only fills the cache).
 fn stages(replayed: &[Replayed]) -> Vec<(&'static str, &Replayed, &[Op])> {
     let has = |replayed: &&Replayed, name: &str| replayed.graph.ops.iter().any(|op| op.name() == name);
     let mut parts: Vec<(&'static str, &Replayed, &[Op])> = Vec::new();
@@ -272,6 +274,15 @@ fn stages(replayed: &[Replayed]) -> Vec<(&'static str, &Replayed, &[Op])> {
     }
     if let Some(pass) = replayed.iter().find(|replayed| has(replayed, "Conv")) {
         parts.push(("codec", pass, &pass.graph.ops[..]));
+    }
+    let frames_and_passes = ["Sample", "Conv"];
+    let other = |replayed: &&Replayed| !frames_and_passes.iter().any(|name| has(replayed, name));
+    let prefill = replayed
+        .iter()
+        .filter(|replayed| has(replayed, "QkvRope"))
+        .find(other);
+    if let Some(prefill) = prefill {
+        parts.push(("prefill", prefill, &prefill.graph.ops[..]));
     }
     parts.retain(|(.., ops)| !ops.is_empty());
     parts

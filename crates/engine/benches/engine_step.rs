@@ -258,6 +258,7 @@ fn declaration() -> ModelDeclaration {
         kind: key.into(),
         page_size,
         zero_on_release: page_size == 0,
+        element: Default::default(),
         report: ResourceReport {
             bytes_per_slot: 4,
             ..ResourceReport::default()

@@ -10,6 +10,8 @@ use std::sync::Arc;
 use laneway_device::{Buffer, Device, Launcher, Stream, Touches};
 use laneway_plan::declaration::ModelDeclaration;
 
+use crate::samples::Samples;
+
 /// A request inside this worker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct RequestId(pub u64);
@@ -115,7 +117,7 @@ pub struct RowOutcome {
     /// Items made (words each), for the walk's stream edge.
     pub items: Vec<Arc<[i32]>>,
     /// Samples or other final output for the caller.
-    pub output: Option<Vec<f32>>,
+    pub output: Option<Samples>,
     /// Result for the walk's request edges.
     pub result: Option<EdgeResult>,
     /// The walk ends here, and why.
@@ -219,17 +221,17 @@ pub struct EdgeRing {
     pub item_words: u32,
 }
 
-/// A resource as a node sees it: one pool of equal slots (state slots or KV pages) of 4-byte words.
+/// A resource as a node sees it: one pool of equal slots (state slots or KV pages).
 #[derive(Debug, Clone)]
 pub struct BoundResource {
     /// Resource key.
     pub key: String,
-    /// `[slots, slot_words]`, dtype `F32` (bit sets reuse the words).
+    /// `[slots, slot_elements]`, of the type that the resource declares (bit sets reuse words of `F32`).
     pub pool: Buffer,
     /// Slots or pages.
     pub slots: u32,
-    /// 4-byte words of a slot.
-    pub slot_words: usize,
+    /// Elements of a slot.
+    pub slot_elements: usize,
     /// Positions of a page, for a paged cache; 0 otherwise.
     pub page_size: u32,
 }

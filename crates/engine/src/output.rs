@@ -9,6 +9,7 @@ use tokio::sync::mpsc;
 
 use crate::control::Canceller;
 use crate::node::{EdgeResult, FinishReason, RequestId, RowError};
+use crate::samples::Samples;
 
 /// One message to a listener. A request's stream ends with exactly one `Finished` or `Failed`.
 #[derive(Clone)]
@@ -21,7 +22,7 @@ pub enum OutputEvent {
     /// Final output of a window.
     Samples {
         /// Samples in order, without gap or overlap.
-        samples: Vec<f32>,
+        samples: Samples,
         /// Number of the first item that they were made of.
         first_item: u32,
         /// Items that they were made of.

@@ -32,8 +32,14 @@ pub struct EngineStats {
     pub refused_steps: u64,
     /// Rows of chain steps that ran past their end and were dropped.
     pub overrun_rows: u64,
-    /// Host time that chain steps took outside waits: planning, launching, and what followed their landing.
-    pub chain_host_time: Duration,
+}
+
+impl EngineStats {
+    /// Host time that the chain's steps took outside waits.
+    pub fn chain_host_time(&self) -> Duration {
+        let of_chain = self.walks.iter().filter(|walk| walk.lane == 0);
+        of_chain.map(|walk| walk.host_time).sum()
+    }
 }
 
 /// Steps of one walk.
@@ -53,6 +59,9 @@ pub struct WalkStats {
     pub step_time: Duration,
     /// The longest.
     pub step_time_max: Duration,
+    /// Host time of chain steps outside waits: choosing rows, planning, launching, and what followed their landing.
+    /// Of a lane's steps it is 0: their launch thread has nothing else to do.
+    pub host_time: Duration,
     /// Steps by time, one more than [`STEP_MS_BUCKETS`].
     pub step_time_buckets: [u64; STEP_MS_BUCKETS.len() + 1],
 }

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use laneway_plan::declaration::{ChunkPolicy, ModelDeclaration, WalkKind};
+use laneway_plan::declaration::{ChunkPolicy, Element, ModelDeclaration, WalkKind};
 
 use crate::config::{EngineConfig, Limits};
 use crate::handle::Submission;
@@ -82,7 +82,9 @@ pub(crate) struct PoolInfo {
     pub(crate) key: Arc<str>,
     pub(crate) lane: usize,
     pub(crate) slots: u32,
-    pub(crate) slot_words: usize,
+    pub(crate) element: Element,
+    /// Elements of a slot.
+    pub(crate) slot_elements: usize,
     pub(crate) page_size: u32,
     pub(crate) zero_on_release: bool,
     /// Pages outlive their request as long as there is room.
@@ -287,7 +289,8 @@ fn pools(config: &EngineConfig, declaration: &ModelDeclaration) -> Result<Vec<Po
             key: resource.key.as_str().into(),
             lane: owner.lane,
             slots: size.slots,
-            slot_words: resource.report.bytes_per_slot.div_ceil(4) as usize,
+            element: resource.element,
+            slot_elements: resource.report.bytes_per_slot.div_ceil(resource.element.bytes()) as usize,
             page_size: size.page_size,
             zero_on_release: resource.zero_on_release,
             keeps_prefixes: resource.report.prefix_cache,

@@ -24,7 +24,7 @@ pub const MODELS: &[&str] = &[qwen3_tts::MODEL];
 /// What the bytes of a declaration depend on.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Sizing {
-    /// Decides how workspaces are cut.
+    /// Decides how workspaces are cut, and with `precision` how wide keys and values are.
     pub device: DeviceKind,
     /// Decides how wide weights are.
     pub precision: Precision,

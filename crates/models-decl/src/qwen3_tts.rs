@@ -8,10 +8,10 @@ mod state;
 mod tests;
 
 use laneway_plan::declaration::{
-    ChunkPolicy, ModelDeclaration, NodeDecl, RequestEdgeDecl, ResourceDecl, ResourceReport, StreamEdgeDecl,
-    WalkDecl, WalkKind,
+    ChunkPolicy, Element, ModelDeclaration, NodeDecl, RequestEdgeDecl, ResourceDecl, ResourceReport,
+    StreamEdgeDecl, WalkDecl, WalkKind,
 };
-use laneway_plan::deployment::{DeviceKind, ModelConfig};
+use laneway_plan::deployment::{DeviceKind, ModelConfig, Precision};
 
 use crate::{DeclareError, Declared, ModelFacts, ModelKind, Sizing, Voice};
 use config::Configs;
@@ -28,9 +28,9 @@ pub const CODEC: &str = "Codec";
 /// Node of Base checkpoints: speaker encoder and codec encoder.
 pub const REF_ENCODER: &str = "RefEncoder";
 
-/// Walk: the whole prompt, which makes the first frame.
+/// Walk: all of the prompt but its last row, into the cache.
 pub const TALKER_PREFILL: &str = "talker_prefill";
-/// Walk: one frame a step.
+/// Walk: one frame a step, the first from the last row of the prompt.
 pub const TALKER_DECODE: &str = "talker_decode";
 /// Walk: a window of frames to samples.
 pub const CODEC_CHUNK: &str = "codec_chunk";
@@ -104,7 +104,7 @@ fn declaration(configs: &Configs, sizing: &Sizing) -> ModelDeclaration {
         walks: walks(clones),
         stream_edges: vec![StreamEdgeDecl {
             name: CODES.to_owned(),
-            from: names(&[TALKER_PREFILL, TALKER_DECODE]),
+            from: names(&[TALKER_DECODE]),
             to: CODEC_CHUNK.to_owned(),
             item_words: configs.model.talker_config.stack.num_code_groups,
             chunk: chunk_policy(),
@@ -195,10 +195,17 @@ fn resources(configs: &Configs, sizing: &Sizing) -> Vec<ResourceDecl> {
         kind: kind.to_owned(),
         page_size: 0,
         zero_on_release: true,
+        element: Element::F32,
         report: ResourceReport {
             bytes_per_slot: words * state::WORD_BYTES,
             ..ResourceReport::default()
         },
+    };
+    // Keys and values are of the type that products are taken in: attention reads them as it reads weights.
+    // The CPU device has no caches but f32.
+    let element = match (sizing.device, sizing.precision) {
+        (DeviceKind::Cuda, Precision::Bf16) => Element::Bf16,
+        _ => Element::F32,
     };
     let talker_kv = ResourceDecl {
         key: TALKER_KV.to_owned(),
@@ -206,9 +213,9 @@ fn resources(configs: &Configs, sizing: &Sizing) -> Vec<ResourceDecl> {
         page_size: sizing.page_size,
         // Entries past a row's length are never read.
         zero_on_release: false,
+        element,
         report: ResourceReport {
-            // Pools are arrays of f32, whatever the weights are kept in.
-            bytes_per_slot: state::talker_page_elements(configs, sizing.page_size) * state::WORD_BYTES,
+            bytes_per_slot: state::talker_page_elements(configs, sizing.page_size) * element.bytes(),
             ..ResourceReport::default()
         },
     };

@@ -141,8 +141,31 @@ pub struct ResourceDecl {
     pub page_size: u32,
     /// A released slot is zeroed, on its owner's stream, before it is handed out again.
     pub zero_on_release: bool,
+    /// What a slot is an array of.
+    pub element: Element,
     /// What it reports.
     pub report: ResourceReport,
+}
+
+/// What the slots of a resource are arrays of. The bytes that it reports count these, so that what the validator
+/// adds up is what an engine allocates.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Element {
+    /// f32; sets of bits and integers take its place.
+    #[default]
+    F32,
+    /// bf16.
+    Bf16,
+}
+
+impl Element {
+    /// Bytes of one.
+    pub fn bytes(self) -> u64 {
+        match self {
+            Element::F32 => 4,
+            Element::Bf16 => 2,
+        }
+    }
 }
 
 /// What a resource reports of itself.

@@ -2,8 +2,8 @@
 //! edge starts. As declared, Codec and Encoder may each live on a lane.
 
 use crate::declaration::{
-    ChunkPolicy, ModelDeclaration, NodeDecl, RequestEdgeDecl, ResourceDecl, ResourceReport, StreamEdgeDecl,
-    WalkDecl, WalkKind,
+    ChunkPolicy, Element, ModelDeclaration, NodeDecl, RequestEdgeDecl, ResourceDecl, ResourceReport,
+    StreamEdgeDecl, WalkDecl, WalkKind,
 };
 
 /// `test.yaml` of the toy model, which passes every rule on one H200.
@@ -50,6 +50,7 @@ pub(crate) fn resource(key: &str, kind: &str, report: ResourceReport) -> Resourc
         kind: kind.to_owned(),
         page_size: 0,
         zero_on_release: true,
+        element: Element::F32,
         report,
     }
 }

@@ -85,7 +85,7 @@ impl Reporter {
             resources: self.resources(stats),
             uptime_ms: self.began.elapsed().as_millis() as u64,
             facts: self.facts(state),
-            chain_host_us: micros(stats.chain_host_time),
+            chain_host_us: micros(stats.chain_host_time()),
             parks: stats.parks,
             overrun_rows: stats.overrun_rows,
             takes_requests: self.plan.get().is_some_and(|planned| planned.role.synthesizes),
@@ -106,6 +106,7 @@ impl Reporter {
                 rows: walk.rows,
                 step_us_total: micros(walk.step_time),
                 step_us_max: micros(walk.step_time_max),
+                host_us_total: micros(walk.host_time),
             });
         }
         let shares = self.busy.lock().measure(Instant::now(), stats);

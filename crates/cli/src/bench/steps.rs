@@ -32,6 +32,8 @@ struct Walk {
     rows_per_step: f64,
     /// From launch to landing. The chain keeps two steps in flight, whose times overlap.
     mean_ms: f64,
+    /// Host time of a chain step outside waits.
+    host_us: f64,
 }
 
 #[derive(Debug, Serialize)]
@@ -116,6 +118,7 @@ fn walks(worker: usize, before: &v1::WorkerStatusResponse, after: &v1::WorkerSta
             steps,
             rows_per_step: mean(now.rows, then.rows),
             mean_ms: mean(now.step_us_total, then.step_us_total) / 1e3,
+            host_us: mean(now.host_us_total, then.host_us_total),
         })
     };
     all(after).into_iter().filter_map(delta).collect()
@@ -132,6 +135,7 @@ mod tests {
             rows,
             step_us_total: us,
             step_us_max: 0,
+            host_us_total: us / 10,
         };
         let lane = |lane, walk, busy| v1::LaneStatus {
             lane,
@@ -163,6 +167,7 @@ mod tests {
             (200, 8.0, 2.0)
         );
         assert_eq!((codec.lane, codec.rows_per_step, codec.mean_ms), (1, 8.0, 2.0));
+        assert_eq!((talker.host_us, codec.host_us), (200.0, 200.0));
         assert_eq!(steps.codec_per_talker, Some(0.25));
         assert_eq!(steps.chain_host_us, Some(100.0));
         assert_eq!(steps.parks, 200);

@@ -107,7 +107,7 @@ impl Core {
                 return;
             };
             self.launch_chain_step(walk, rows, began);
-            self.shared.stats.lock().chain_host_time += began.elapsed();
+            self.shared.stats.lock().walks[walk].host_time += began.elapsed();
         }
     }
 
@@ -250,7 +250,7 @@ impl Core {
         }
         let outcomes = step::land(self.chain.node(node), job, &mut rows);
         self.settle(walk, rows, outcomes, &origin);
-        self.shared.stats.lock().chain_host_time += now.elapsed();
+        self.shared.stats.lock().walks[walk].host_time += now.elapsed();
     }
 
     /// The chain runs nothing any more.

@@ -10,6 +10,7 @@ use crate::edge::Origin;
 use crate::node::{FinishReason, RequestId, RowOutcome};
 use crate::output::{Failure, FailureKind, OutputEvent};
 use crate::request::Delivery;
+use crate::samples::Samples;
 use crate::step::Row;
 use crate::topology::{Topology, WalkInfo};
 
@@ -164,7 +165,7 @@ impl Core {
         self.finish_if_drained(place);
     }
 
-    fn output(&mut self, place: usize, samples: Vec<f32>, first_item: u32, n_items: u32) {
+    fn output(&mut self, place: usize, samples: Samples, first_item: u32, n_items: u32) {
         let request = self.requests.at(place);
         if request.stats.first_output.is_none() {
             request.stats.first_output = Some(request.age());

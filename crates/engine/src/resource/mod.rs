@@ -11,6 +11,7 @@ mod prefix;
 use std::sync::Arc;
 
 use laneway_device::{Buffer, BufferSpec, DType, Device, DeviceError, Place, Stream, Touches, op};
+use laneway_plan::declaration::Element;
 
 pub(crate) use lease::Lease;
 pub(crate) use pool::Ask;
@@ -32,7 +33,7 @@ struct Managed {
 
 struct Zeroing {
     buffer: Buffer,
-    slot_words: usize,
+    slot_elements: usize,
     lane: usize,
     stream: Arc<dyn Stream>,
 }
@@ -41,7 +42,7 @@ impl Zeroing {
     fn launch(&self, slot: u32) -> laneway_device::Result<()> {
         let dst = self
             .buffer
-            .slice(slot as usize * self.slot_words, self.slot_words);
+            .slice(slot as usize * self.slot_elements, self.slot_elements);
         self.stream.launch(&op::Zero { dst }.into(), &Touches::none())
     }
 }
@@ -66,7 +67,7 @@ impl Resources {
             pool: Pool::new(info.slots, info.keeps_prefixes),
             zero: info.zero_on_release.then(|| Zeroing {
                 buffer: bound.pool.clone(),
-                slot_words: bound.slot_words,
+                slot_elements: bound.slot_elements,
                 lane: info.lane,
                 stream: streams[info.lane].clone(),
             }),
@@ -139,16 +140,22 @@ impl Resources {
 pub(crate) fn bind(device: &dyn Device, info: &PoolInfo) -> laneway_device::Result<BoundResource> {
     let pool = device.alloc(BufferSpec {
         name: info.key.to_string(),
-        dtype: DType::F32,
+        dtype: match info.element {
+            Element::F32 => DType::F32,
+            Element::Bf16 => DType::Bf16,
+        },
         // A resource of no bytes (machinery, not state) still gets a buffer to name.
-        len: (info.slots as usize * info.slot_words).max(1),
+        len: (info.slots as usize * info.slot_elements).max(1),
         place: Place::Device,
     })?;
     Ok(BoundResource {
         key: info.key.to_string(),
         pool,
         slots: info.slots,
-        slot_words: info.slot_words,
+        slot_elements: info.slot_elements,
         page_size: info.page_size,
     })
 }
+
+#[cfg(test)]
+mod tests;

@@ -4,7 +4,7 @@
 use super::config::{CodecDecoderConfig, Configs, SpeakerEncoderConfig};
 use super::parameters::CONVNEXT_FACTOR;
 
-/// Pools are arrays of words.
+/// All pools but the Talker's cache are arrays of words.
 pub(super) const WORD_BYTES: u64 = 4;
 
 /// Parts of a codec slot start on a multiple of this many words, so that a device can move 16 bytes at once.

@@ -80,16 +80,26 @@ fn nanos_parameters_are_those_of_its_files() {
 }
 
 #[test]
-fn a_page_of_the_talkers_cache_is_224_kib_a_token() {
-    for name in ["0.6b-custom_voice", "1.7b-custom_voice"] {
-        let declaration = preset(name).declaration;
-        let kv = declaration
-            .resources
-            .iter()
-            .find(|resource| resource.key == TALKER_KV)
-            .unwrap();
-        assert_eq!(kv.report.bytes_per_slot, 16 * 224 * 1024);
-        assert_eq!(kv.page_size, 16);
+fn a_token_of_the_talkers_cache_takes_112_kib_in_bf16_and_twice_that_in_f32() {
+    let check = |preset: &str, sizing: Sizing, element, kib: u64| {
+        let declared = declare(&ModelConfig::Preset(preset.to_owned()), &sizing).unwrap();
+        let mut resources = declared.declaration.resources.iter();
+        let kv = resources.find(|resource| resource.key == TALKER_KV).unwrap();
+        assert_eq!(
+            (kv.element, kv.page_size, kv.report.bytes_per_slot),
+            (element, 16, 16 * kib * 1024),
+            "{preset}"
+        );
+        for other in resources {
+            assert_eq!(other.element, Element::F32, "{}", other.key);
+        }
+    };
+    for preset in ["0.6b-custom_voice", "1.7b-custom_voice"] {
+        let cuda = sizing(DeviceKind::Cuda);
+        check(preset, cuda.clone(), Element::Bf16, 112);
+        let precision = Precision::F32;
+        check(preset, Sizing { precision, ..cuda }, Element::F32, 224);
+        check(preset, sizing(DeviceKind::Cpu), Element::F32, 224);
     }
 }
 

@@ -158,25 +158,29 @@ impl DecoderStack {
                 norm: norm(&layer.input_norm),
                 ..product(pass.x.clone(), &layer.qkv, w.qkv.view())
             })?;
-            if pass.one_row_a_sequence {
-                launcher.run(DecodeAttention {
+            let last = i + 1 == self.layers.len();
+            match pass.kind {
+                Rows::OneEach => launcher.run(DecodeAttention {
                     qkv,
                     window: None,
                     out: w.attended.view(),
-                })?;
-            } else {
-                let cache = qkv.cache.clone();
-                launcher.run(qkv)?;
-                launcher.run(Attention {
-                    q: w.q.view(),
-                    rows,
-                    heads: c.num_attention_heads,
-                    sequences: pass.sequences.clone(),
-                    positions: pass.positions.clone(),
-                    cache,
-                    window: None,
-                    out: w.attended.view(),
-                })?;
+                })?,
+                // Nobody reads what comes behind the last layer's keys and values.
+                Rows::Prompts if last => return launcher.run(qkv),
+                Rows::Prompts | Rows::Several => {
+                    let cache = qkv.cache.clone();
+                    launcher.run(qkv)?;
+                    launcher.run(Attention {
+                        q: w.q.view(),
+                        rows,
+                        heads: c.num_attention_heads,
+                        sequences: pass.sequences.clone(),
+                        positions: pass.positions.clone(),
+                        cache,
+                        window: None,
+                        out: w.attended.view(),
+                    })?;
+                }
             }
             launcher.run(Gemm {
                 accumulate: true,
@@ -232,6 +236,17 @@ impl StackWorkspace {
     }
 }
 
+/// Which rows a pass has of each sequence, and what is wanted of them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Rows {
+    /// No two belong to the same sequence.
+    OneEach,
+    /// Several may belong to one.
+    Several,
+    /// The same, and only the cache is wanted: `x` is of no use behind the pass.
+    Prompts,
+}
+
 /// One pass through a stack.
 #[derive(Debug)]
 pub(super) struct StackPass<'a> {
@@ -244,8 +259,7 @@ pub(super) struct StackPass<'a> {
     pub(super) sequences: View,
     /// `[rows]`
     pub(super) positions: View,
-    /// No two rows belong to the same sequence.
-    pub(super) one_row_a_sequence: bool,
+    pub(super) kind: Rows,
     pub(super) cache: &'a PagedCache,
 }
 
@@ -254,7 +268,7 @@ pub(super) struct StackPass<'a> {
 pub(super) struct PagedCache {
     pub(super) pool: View,
     /// Elements from one page to the next.
-    pub(super) page_words: usize,
+    pub(super) page_elements: usize,
     /// Positions of a page.
     pub(super) page_size: usize,
     /// `[sequences, pages_per_sequence]`
@@ -264,7 +278,7 @@ pub(super) struct PagedCache {
 
 impl PagedCache {
     /// Elements of a page.
-    pub(super) fn page_words(config: &StackConfig, page_size: usize) -> usize {
+    pub(super) fn page_elements(config: &StackConfig, page_size: usize) -> usize {
         config.num_hidden_layers * 2 * page_size * config.kv_width()
     }
 
@@ -272,7 +286,7 @@ impl PagedCache {
         let part = self.page_size * config.kv_width();
         KvCache {
             pool: self.pool.clone(),
-            page_stride: self.page_words,
+            page_stride: self.page_elements,
             k_offset: layer * 2 * part,
             v_offset: (layer * 2 + 1) * part,
             page_size: self.page_size,

@@ -11,7 +11,7 @@ use laneway_device::{
     Buffer, BufferSpec, DType, Device, Launcher, Matrix, Place, Result, Stream, Touches, View,
 };
 
-use super::decoder_stack::{DecoderStack, PagedCache, StackPass, StackWorkspace};
+use super::decoder_stack::{DecoderStack, PagedCache, Rows, StackPass, StackWorkspace};
 use super::load::{LoadError, Loader};
 use crate::checkpoint::config::ModelConfig;
 
@@ -202,7 +202,7 @@ impl PredictorWorkspace {
             )
         };
         // A row's cache is one page with a position for each input of a frame.
-        let page_words = PagedCache::page_words(c, groups);
+        let page_elements = PagedCache::page_elements(c, groups);
         let workspace = Self {
             stack: StackWorkspace::new(&**device, "predictor", &predictor.stack, 2 * max_rows)?,
             x: float("x", 2 * max_rows * c.hidden_size)?,
@@ -218,10 +218,10 @@ impl PredictorWorkspace {
                     .alloc(spec(
                         "predictor.cache",
                         predictor.stack.product_dtype(&**device),
-                        max_rows * page_words,
+                        max_rows * page_elements,
                     ))?
                     .view(),
-                page_words,
+                page_elements,
                 page_size: groups,
                 table: ints("table", (0..max_rows as i32).collect())?.view(),
                 pages_per_sequence: 1,
@@ -336,7 +336,7 @@ impl Predictor {
             cos_sin: w.cos_sin.slice(pairs * c.head_dim, 2 * rows * c.head_dim),
             sequences: step.sequences.clone(),
             positions: w.positions.slice(pairs, 2 * rows),
-            one_row_a_sequence: false,
+            kind: Rows::Several,
             cache: &w.cache,
         };
         self.stack.run(launcher, &w.stack, &first)?;
@@ -352,7 +352,7 @@ impl Predictor {
                     .slice(position * w.max_rows * c.head_dim, rows * c.head_dim),
                 sequences: step.sequences.slice(0, rows),
                 positions: w.positions.slice(position * w.max_rows, rows),
-                one_row_a_sequence: true,
+                kind: Rows::OneEach,
                 cache: &w.cache,
             };
             self.stack.run(launcher, &w.stack, &next)?;

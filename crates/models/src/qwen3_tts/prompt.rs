@@ -277,6 +277,34 @@ mod tests {
         assert_eq!(lay_out(&config(), &parts).rows.len(), 2 + 3 + 4 + 1);
     }
 
+    /// A decode step begins with codes, which is how it takes the last row; and a prefill's buckets are cut for
+    /// prompts of at least seven rows in front of it.
+    #[test]
+    fn every_prompt_ends_with_codes_behind_seven_rows_or_more() {
+        let check = |parts: &PromptParts<'_>| {
+            let prompt = lay_out(&config(), parts);
+            let (last, front) = prompt.rows.split_last().unwrap();
+            assert!(
+                matches!(last.codec, CodecPart::Id(_) | CodecPart::Frame(_)),
+                "{parts:?}: {last:?}"
+            );
+            assert!(front.len() >= 7, "{parts:?}: {}", front.len());
+        };
+        for layout in [TextLayout::Streamed, TextLayout::Whole] {
+            for speaker in [SpeakerPart::None, SpeakerPart::Id(1141), SpeakerPart::Vector] {
+                for frames in [None, Some(0), Some(1), Some(20)] {
+                    let ids: &[u32] = &[70, 71];
+                    check(&PromptParts {
+                        speaker,
+                        language: None,
+                        reference: frames.map(|frames| ReferenceText { ids, frames }),
+                        ..parts(&[65], layout)
+                    });
+                }
+            }
+        }
+    }
+
     #[test]
     fn the_budget_grows_with_what_must_be_said() {
         let budget = |text: &str| frame_budget(text, 8192);

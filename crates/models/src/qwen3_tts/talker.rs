@@ -1,6 +1,7 @@
 //! The Talker: text and code embeddings, the language model's stack, the codec head, and behind them the code
-//! predictor. One step, prefill or decode, ends with a frame of codes for each of its rows, drawn, stored for
-//! the rows' next step and sent to the edge's ring without the host looking at it.
+//! predictor. A decode step ends with a frame of codes for each of its rows, drawn, stored for the rows' next
+//! step and sent to the edge's ring without the host looking at it. A prefill fills the cache with all rows of a
+//! prompt but the last, and leaves that one's codes where a decode step finds those of the frame before.
 
 mod step;
 
@@ -12,7 +13,7 @@ use laneway_device::{
     Buffer, BufferSpec, DType, Device, Launcher, Matrix, Place, Result, Stream, Touches, View,
 };
 
-use super::decoder_stack::{DecoderStack, PagedCache, StackPass, StackWorkspace};
+use super::decoder_stack::{DecoderStack, PagedCache, Rows, StackPass, StackWorkspace};
 use super::load::{LoadError, Loader};
 use super::predictor::{FrameStep, Predictor, PredictorWorkspace};
 use crate::checkpoint::Weights;
@@ -109,8 +110,6 @@ pub(super) struct TalkerWorkspace {
     /// Residual stream `[tokens, hidden]`.
     x: Buffer,
     cos_sin: Buffer,
-    /// Last row of each sequence `[max_rows, hidden]`.
-    last: Buffer,
     hidden: Buffer,
     logits: Buffer,
     /// Codes of this step `[max_rows, groups]`.
@@ -166,7 +165,6 @@ impl TalkerWorkspace {
             text_inner: float("text_inner", tokens * text_width)?,
             x: float("x", tokens * c.hidden_size)?,
             cos_sin: float("cos_sin", tokens * c.head_dim)?,
-            last: float("last", rows * c.hidden_size)?,
             hidden: float("hidden", rows * c.hidden_size)?,
             logits: float("logits", rows * c.vocab_size)?,
             codes: buffer("codes", DType::I32, rows * groups)?,
@@ -175,7 +173,7 @@ impl TalkerWorkspace {
             zeros: buffer("zeros", DType::I32, rows)?,
             cache: PagedCache {
                 pool: pools.kv.clone(),
-                page_words: PagedCache::page_words(c, pools.page_size),
+                page_elements: PagedCache::page_elements(c, pools.page_size),
                 page_size: pools.page_size,
                 table: buffer("pages", DType::I32, pools.slots * pages_per_sequence)?.view(),
                 pages_per_sequence,
@@ -319,11 +317,11 @@ impl Talker {
         let (tokens, x) = (step.tokens, w.x.view());
         self.project_text(launcher, w, step.text.clone(), tokens, x.clone())?;
         self.add_frames(launcher, step.codes.clone(), tokens, x.clone())?;
-        let Some(rows) = &step.speaker_rows else {
+        let Some((speakers, rows)) = &step.speakers else {
             return Ok(());
         };
         launcher.run(Embed {
-            tables: vec![step.speakers.clone()],
+            tables: vec![speakers.clone()],
             ids: rows.clone(),
             ids_stride: 1,
             first_id: 0,
@@ -334,7 +332,8 @@ impl Talker {
         })
     }
 
-    /// Input embeddings of a decode step, into `w.x`: the last frame, plus the next text token or padding.
+    /// Input embeddings of a decode step, into `w.x`: the last frame, or the codes of a prompt's last row, plus the
+    /// next text token or padding.
     pub(super) fn embed_decode(
         &self,
         launcher: &Launcher<'_>,
@@ -371,7 +370,7 @@ impl Talker {
         w.x.slice(0, tokens * self.hidden())
     }
 
-    /// A prefill behind its embeddings, up to its end.
+    /// A prefill behind its embeddings.
     pub(super) fn run_prefill(
         &self,
         launcher: &Launcher<'_>,
@@ -385,27 +384,21 @@ impl Talker {
             width: w.cache.pages_per_sequence,
             dst: w.cache.table.clone(),
         })?;
-        self.run_stack(launcher, w, step.tokens, &step.sequences, &step.positions, false)
-    }
-
-    /// The end of a prefill, whose shape does not depend on the lengths of its prompts. `last`: last token of
-    /// each prompt `[rows]`.
-    pub(super) fn run_prefill_tail(
-        &self,
-        launcher: &Launcher<'_>,
-        w: &TalkerWorkspace,
-        last: View,
-        tail: &TailStep,
-    ) -> Result<()> {
-        launcher.run(GatherRows {
-            src: w.x.view(),
-            indirect: false,
-            index: last,
-            rows: tail.rows,
-            width: self.hidden(),
-            out: w.last.view(),
+        launcher.run(ScatterRows {
+            src: step.next_codes.clone(),
+            index: step.code_rows.clone(),
+            rows: step.rows,
+            width: self.config.groups(),
+            dst: w.pools.sampler.clone(),
         })?;
-        self.run_tail(launcher, w, w.last.view(), tail)
+        self.run_stack(
+            launcher,
+            w,
+            step.tokens,
+            &step.sequences,
+            &step.positions,
+            Rows::Prompts,
+        )
     }
 
     /// A whole decode step behind its embeddings.
@@ -421,9 +414,9 @@ impl Talker {
             step.tail.rows,
             &step.sequences,
             &step.positions,
-            true,
+            Rows::OneEach,
         )?;
-        self.run_tail(launcher, w, w.x.view(), &step.tail)
+        self.run_tail(launcher, w, &step.tail)
     }
 
     fn run_stack(
@@ -433,7 +426,7 @@ impl Talker {
         rows: usize,
         sequences: &View,
         positions: &View,
-        one_row_a_sequence: bool,
+        kind: Rows,
     ) -> Result<()> {
         launcher.run(self.stack.rope_table(positions.clone(), rows, w.cos_sin.view()))?;
         let pass = StackPass {
@@ -442,23 +435,17 @@ impl Talker {
             cos_sin: w.cos_sin.view(),
             sequences: sequences.clone(),
             positions: positions.clone(),
-            one_row_a_sequence,
+            kind,
             cache: &w.cache,
         };
         self.stack.run(launcher, &w.stack, &pass)
     }
 
-    /// From the last row of each sequence to its frame.
-    fn run_tail(
-        &self,
-        launcher: &Launcher<'_>,
-        w: &TalkerWorkspace,
-        last: View,
-        tail: &TailStep,
-    ) -> Result<()> {
+    /// From each sequence's row of the stack to its frame.
+    fn run_tail(&self, launcher: &Launcher<'_>, w: &TalkerWorkspace, tail: &TailStep) -> Result<()> {
         let (rows, groups) = (tail.rows, self.config.groups());
         let vocab = self.stack.config.vocab_size;
-        launcher.run(self.stack.final_norm(last, rows, w.hidden.view()))?;
+        launcher.run(self.stack.final_norm(w.x.view(), rows, w.hidden.view()))?;
         launcher.run(Gemm {
             norm: None,
             gated: None,
@@ -523,8 +510,8 @@ impl Talker {
     }
 
     /// Elements of a page of the Talker's cache.
-    pub(super) fn page_words(&self, page_size: usize) -> usize {
-        PagedCache::page_words(&self.stack.config, page_size)
+    pub(super) fn page_elements(&self, page_size: usize) -> usize {
+        PagedCache::page_elements(&self.stack.config, page_size)
     }
 
     /// 4-byte words of a sampler slot: a bit for each codec token, in whole rows of a frame's codes so that

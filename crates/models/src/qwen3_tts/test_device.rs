@@ -18,7 +18,8 @@ pub(crate) struct Queued {
     pub(crate) replays: usize,
     /// Captures that were made.
     pub(crate) captures: usize,
-    /// Operations of the graph that was replayed last, by name.
+    /// Operations of the graphs that were replayed first and last, by name.
+    pub(crate) first_graph: BTreeMap<&'static str, usize>,
     pub(crate) last_graph: BTreeMap<&'static str, usize>,
 }
 
@@ -140,6 +141,9 @@ impl Stream for CountedStream {
             queued.last_graph.clear();
             for op in graph.ops.iter() {
                 *queued.last_graph.entry(op.name()).or_default() += 1;
+            }
+            if queued.replays == 1 {
+                queued.first_graph = queued.last_graph.clone();
             }
         });
         self.inner.replay(graph, touches)

@@ -168,7 +168,7 @@ pub(crate) fn finish(mut stream: RequestStream) -> Spoken {
                 assert_eq!(first_item as usize, spoken.frames.len());
                 spoken.frames.extend(items.iter().map(|item| item.to_vec()));
             }
-            OutputEvent::Samples { samples, .. } => spoken.samples.extend(samples),
+            OutputEvent::Samples { samples, .. } => spoken.samples.extend_from_slice(&samples),
             OutputEvent::Finished { reason, .. } => {
                 spoken.reason = Some(reason);
                 return spoken;

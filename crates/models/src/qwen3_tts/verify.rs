@@ -319,7 +319,7 @@ impl Bench {
         let (mut samples, mut reference) = (Vec::new(), None);
         while let Some(event) = stream.blocking_recv() {
             match event {
-                OutputEvent::Samples { samples: window, .. } => samples.extend(window),
+                OutputEvent::Samples { samples: window, .. } => samples.extend_from_slice(&window),
                 OutputEvent::Result { result, .. } => reference = result.downcast_ref().cloned(),
                 OutputEvent::Failed(failure) => return Err(failed(format!("{failure:?}"))),
                 OutputEvent::Finished { .. } => {

@@ -88,7 +88,7 @@ impl FakeBackend {
     }
 
     pub(super) fn samples(&self, id: &str, samples: &[f32]) {
-        let (samples, first_item, n_items) = (samples.to_vec(), 0, 1);
+        let (samples, first_item, n_items) = (samples.to_vec().into(), 0, 1);
         self.send(
             id,
             OutputEvent::Samples {
@@ -201,7 +201,7 @@ fn decode(live: &mut Live) {
     while let Some(frame) = live.held.pop_front() {
         let samples = vec![frame[0] as f32 / 100.0; SAMPLES_PER_FRAME];
         let _ = live.events.send(OutputEvent::Samples {
-            samples,
+            samples: samples.into(),
             first_item: live.n_frames,
             n_items: 1,
         });

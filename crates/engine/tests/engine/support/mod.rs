@@ -236,7 +236,7 @@ impl Collected {
                     "windows follow each other"
                 );
                 self.windows.push(n_items);
-                self.samples.extend(samples);
+                self.samples.extend_from_slice(&samples);
             }
             OutputEvent::Items {
                 first_item, items, ..

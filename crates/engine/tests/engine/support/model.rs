@@ -170,6 +170,7 @@ impl FakeModel {
             kind: kind.into(),
             page_size,
             zero_on_release,
+            element: Default::default(),
             report: ResourceReport {
                 bytes_per_slot: (WORDS * 4) as u64 * u64::from(page_size.max(1)),
                 ..ResourceReport::default()

@@ -16,6 +16,7 @@ use laneway_device::{
     Buffer, BufferSpec, DType, Device, DeviceError, Graph, Launcher, Place, Result, Touches, View,
 };
 use laneway_engine::node::{BoundResource, EdgeRing, Item, Stage};
+use laneway_engine::{SamplePool, Samples};
 
 use super::decoder::{CodecDecoder, Pass};
 
@@ -27,6 +28,9 @@ const WINDOW_WORDS: usize = 3;
 
 /// Buckets in an octave of frames: padding is less than a fourth of what is decoded.
 const BUCKETS_PER_OCTAVE: usize = 4;
+
+/// Windows of each row whose memory is kept for the next: one is written while listeners have a few.
+const WINDOWS_HELD: usize = 3;
 
 /// Warm-up waits this long for one pass.
 const WARM_UP_DEADLINE: Duration = Duration::from_secs(300);
@@ -133,6 +137,8 @@ pub struct CodecStep {
     indices: Buffer,
     codes: Buffer,
     stages: [StageBuffers; STAGES],
+    /// Memory of the samples that listeners have.
+    handed_out: Arc<SamplePool>,
     /// Frames that passes are filled up to, ascending, with their captures; `None`: passes have their own shape.
     graphs: Option<BTreeMap<usize, Option<Graph>>>,
 }
@@ -191,6 +197,7 @@ impl CodecStep {
             indices: buffer("indices", DType::I32, words, Place::Device)?,
             codes: buffer("codes", DType::I32, pass_frames * codebooks, Place::Device)?,
             stages: [stage()?, stage()?],
+            handed_out: SamplePool::new(max_window * decoder.samples_per_frame(), WINDOWS_HELD * max_rows),
             graphs: (!device.facts().exact_buckets).then(|| graphs().collect()),
             device,
         })
@@ -254,8 +261,8 @@ impl CodecStep {
             passes.push(PlannedPass { shape, frames });
         }
         for window in windows {
-            let slot = window.slot as usize * pool.slot_words;
-            touches.write(pool.pool.slice(slot, pool.slot_words));
+            let slot = window.slot as usize * pool.slot_elements;
+            touches.write(pool.pool.slice(slot, pool.slot_elements));
             let Some(ring) = ring else { continue };
             for row in window.items.iter().filter_map(|item| item.ring_row) {
                 touches.read(ring.buffer.slice(row as usize * self.codebooks, self.codebooks));
@@ -418,7 +425,7 @@ impl CodecStep {
             streams: self.indices.slice(parts.streams, shape.frames),
             positions: self.indices.slice(parts.positions, shape.frames),
         };
-        decoder.run(launcher, &pool.pool.view(), pool.slot_words, &pass, &codes)
+        decoder.run(launcher, &pool.pool.view(), pool.slot_elements, &pass, &codes)
     }
 
     /// A pass's codes `[frames, codebooks]`: straight from the index block when the host brings them all, else
@@ -460,16 +467,16 @@ impl CodecStep {
     ///
     /// # Errors
     /// The sanitizer found that it has not landed.
-    pub fn samples(&self, stage: Stage, row: usize) -> Result<Vec<f32>> {
+    pub fn samples(&self, stage: Stage, row: usize) -> Result<Samples> {
         let staged = &self.stages[stage.0];
         let frames = &staged.windows[row];
         let view = staged.samples.slice(
             frames.start * self.samples_per_frame,
             frames.len() * self.samples_per_frame,
         );
-        let mut samples = vec![0.0; view.len];
+        let mut samples = self.handed_out.take(view.len);
         self.device
-            .host_read(&view, bytemuck::cast_slice_mut(&mut samples))?;
+            .host_read(&view, bytemuck::cast_slice_mut(samples.as_mut_slice()))?;
         Ok(samples)
     }
 }

@@ -54,7 +54,7 @@ fn speak_split() -> Vec<Spoken> {
             while let Err(error) = codec.handle.push_items("split", &item) {
                 assert!(matches!(error, PushError::Full { .. }), "{error}");
                 if let Some(laneway_engine::OutputEvent::Samples { samples, .. }) = stream.blocking_recv() {
-                    spoken.samples.extend(samples);
+                    spoken.samples.extend_from_slice(&samples);
                 }
             }
         }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use laneway_models_decl::qwen3_tts::{CODEC, REF_ENCODER, TALKER, TALKER_PREFILL};
+use laneway_models_decl::qwen3_tts::{CODEC, REF_ENCODER, TALKER};
 
 use crate::checkpoint::config::StackConfig;
 use crate::qwen3_tts::Qwen3Tts;
@@ -104,38 +104,89 @@ fn padding_changes_no_sample_of_a_clone() {
 }
 
 #[test]
-fn a_decode_step_is_one_graph_and_a_prefill_ends_with_one() {
+fn every_step_is_one_graph() {
     let model = tiny("custom_voice");
-    let layers = tiny_checkpoint("custom_voice")
-        .configs
-        .model
-        .talker_config
-        .stack
-        .num_hidden_layers;
-    // Uploads, embeddings of text and frames, pages, angles, six a layer, and the codes that land.
-    let prefill_launches = 2 + 4 + 1 + 1 + 6 * layers + 1;
     for n in [1, 3, 8] {
         let (running, counts) = on_buckets(model.clone(), TALKER_ALONE, 8);
-        let prefills = |running: &Running| {
+        let steps = |running: &Running| {
             let stats = running.handle.stats();
-            let walk = stats.walks.iter().find(|walk| &*walk.walk == TALKER_PREFILL);
-            walk.map_or(0, |walk| walk.steps as usize)
+            let steps = stats.walks.iter().map(|walk| walk.steps as usize);
+            steps.sum::<usize>()
         };
-        let (before, prefills_before) = (counts.of("chain"), prefills(&running));
+        let (before, steps_before) = (counts.of("chain"), steps(&running));
         together(&running, n, |_| 24);
-        let (after, prefills) = (counts.of("chain"), prefills(&running) - prefills_before);
+        // An overrun step may still be on its way.
+        let (after, steps) = (counts.of("chain"), steps(&running) - steps_before);
         assert_eq!(
-            after.launches_of_nodes() - before.launches_of_nodes(),
-            prefills * prefill_launches,
-            "decode steps launch nothing beside their graphs"
+            after.launches_of_nodes(),
+            before.launches_of_nodes(),
+            "steps launch nothing beside their graphs"
         );
         let replays = after.replays - before.replays;
-        // Prompts that came later gathered over three decode steps; a step may be overrun.
         assert!(
-            (24..=24 + 4 * prefills).contains(&replays),
-            "{replays} replays, {prefills} prefills"
+            (steps..=steps + 1).contains(&replays),
+            "{replays} replays, {steps} steps"
         );
     }
+}
+
+/// Operations of a prefill, by name.
+fn prefill_operations(talker: &StackConfig, clones: bool) -> Vec<(&'static str, usize)> {
+    let layers = talker.num_hidden_layers;
+    let speakers = usize::from(clones);
+    vec![
+        // Of the last layer only what leads to its keys and values.
+        ("Attention", layers - 1),
+        // Integers, and speaker vectors.
+        ("Copy", 1 + speakers),
+        // Text, frames, speaker vectors.
+        ("Embed", 2 + speakers),
+        ("Gemm", 2 + 4 * (layers - 1) + 1),
+        ("QkvRope", layers),
+        ("RopeTable", 1),
+        // Pages, and the codes that the first decode step begins with.
+        ("ScatterRows", 2),
+    ]
+}
+
+#[test]
+fn a_prefill_has_these_operations() {
+    for (kind, clones) in [("custom_voice", false), ("base", true)] {
+        let (_running, counts) = on_buckets(tiny(kind), TALKER_ALONE, 4);
+        let stack = tiny_checkpoint(kind).configs.model.talker_config.stack;
+        let expected = prefill_operations(&stack, clones);
+        // The first that warm-up ran.
+        assert_eq!(counts.of("chain").first_graph, expected.into_iter().collect());
+    }
+}
+
+/// A prompt's frames depend neither on the bucket that its prefill took nor on the prompts beside it.
+#[test]
+fn prompts_of_all_lengths_give_the_codes_that_each_gives_alone() {
+    let model = tiny("custom_voice");
+    let words = |n: usize| vec!["one"; n].join(" ");
+    let build = |i: usize| {
+        let input = SpeechInput {
+            text: words(1 + 9 * i),
+            voice: Some("vivian".into()),
+            layout: Some(TextLayout::Whole),
+            seed: i as u64,
+            max_frames: Some(3),
+            ..SpeechInput::default()
+        };
+        model.requests().build(&input).unwrap()
+    };
+    let exact = Running::new(model.clone(), TALKER_ALONE, 1);
+    let (running, _) = on_buckets(model.clone(), TALKER_ALONE, 6);
+    let alone: Vec<_> = (0..6).map(|i| exact.run(build(i))).collect();
+    for (i, expected) in alone.iter().enumerate() {
+        assert_eq!(running.run(build(i)), *expected, "text {i} alone in its bucket");
+    }
+    let streams: Vec<_> = (0..6)
+        .map(|i| running.submit(&format!("text {i}"), build(i), None))
+        .collect();
+    let company: Vec<_> = streams.into_iter().map(finish).collect();
+    assert_eq!(company, alone);
 }
 
 /// Operations of a decode step in which no row has text, by name: a launch each, at the least.

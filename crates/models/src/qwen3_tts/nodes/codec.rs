@@ -88,10 +88,10 @@ impl CodecNode {
             .into_iter()
             .find(|resource| resource.key == CODEC_STATE)
             .ok_or_else(|| bad(format!("resource {CODEC_STATE} is not bound")))?;
-        if state.slot_words < decoder.layout().words {
+        if state.slot_elements < decoder.layout().words {
             return Err(bad(format!(
                 "a slot of {CODEC_STATE} has {} words; windows of {max_window} frames need {}",
-                state.slot_words,
+                state.slot_elements,
                 decoder.layout().words
             )));
         }
@@ -309,7 +309,7 @@ impl Node for CodecNode {
             true,
         )?;
         launcher.run(laneway_device::op::Zero {
-            dst: self.state.pool.slice(0, self.state.slot_words),
+            dst: self.state.pool.slice(0, self.state.slot_elements),
         })
     }
 }

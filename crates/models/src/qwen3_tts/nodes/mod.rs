@@ -6,3 +6,5 @@ pub mod talker;
 
 #[cfg(test)]
 mod bucket_tests;
+#[cfg(test)]
+mod host_time;

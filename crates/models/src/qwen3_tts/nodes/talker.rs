@@ -1,9 +1,11 @@
-//! The Talker node: prompts in, frames of codes out, one frame a step for every row.
+//! The Talker node: prompts in, frames of codes out. A prefill fills the caches of its prompts; a decode step then
+//! draws one frame for every row, the first from the last row of the prompt.
 //!
 //! Owns the step's index buffers, their pinned staging and the pinned results. The chain has one step planned
 //! while another runs, so everything that the host writes or reads exists twice; what only the device touches
 //! exists once, because steps follow each other on one stream.
 
+mod buckets;
 mod launch;
 mod plan;
 mod probe;
@@ -21,11 +23,12 @@ use laneway_engine::node::{
 use laneway_plan::declaration::ModelDeclaration;
 
 use crate::checkpoint::Weights;
-use crate::checkpoint::config::ModelConfig;
+use crate::checkpoint::config::{ModelConfig, TtsModelType};
 use crate::qwen3_tts::load::LoadError;
+use crate::qwen3_tts::prompt::CodecPart;
 use crate::qwen3_tts::request::TtsRequest;
 use crate::qwen3_tts::talker::{Talker, TalkerPools, TalkerWorkspace};
-use launch::Capture;
+use buckets::{PromptBucket, prompt_buckets};
 use probe::ProbeBuffers;
 use staging::{Dims, Shape, Staging};
 
@@ -60,9 +63,14 @@ pub struct TalkerNode {
     params: Buffer,
     speakers: Buffer,
     stages: [StageBuffers; STAGES],
-    graphs: HashMap<Capture, Graph>,
-    /// Row counts that captures are made for, ascending; the last is the most rows of a step.
+    /// Captures, by their stage too: a graph names its stage's pinned memory.
+    graphs: HashMap<(Stage, Planned), Graph>,
+    /// Row counts that captures of decode steps are made for, ascending; the last is the most rows of a step.
     buckets: Vec<usize>,
+    /// What captures of prefills are made for.
+    prompt_buckets: Vec<PromptBucket>,
+    /// Prompts have speaker vectors.
+    clones: bool,
     /// Steps have exactly their rows; otherwise padding fills them up to a bucket.
     exact_captures: bool,
 }
@@ -79,27 +87,27 @@ struct StageBuffers {
     staging: Staging,
     codes: Buffer,
     planned: Option<Planned>,
-    /// First row of each of the step's rows in the Talker's stack.
+    /// First row of each prompt of a prefill in the Talker's stack.
     first_tokens: Vec<usize>,
     probe: Option<ProbeBuffers>,
 }
 
-/// What a stage was planned for.
-#[derive(Debug, Clone, Copy)]
+/// What a stage was planned for: all that a capture of it depends on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 struct Planned {
     shape: Shape,
     /// Some row still has text.
     text: bool,
-    /// Rows of staged speaker vectors; 0: no prompt has one.
-    speakers: usize,
+    /// Some prompt may have a speaker vector.
+    speakers: bool,
 }
 
 /// A request's state on the host.
 #[derive(Debug, Default)]
 struct TalkerRow {
-    /// Tokens drawn by steps that were launched.
+    /// Frames drawn by steps that were launched.
     launched: u32,
-    /// Tokens drawn by steps that landed.
+    /// Frames drawn by steps that landed.
     landed: u32,
 }
 
@@ -115,6 +123,11 @@ fn request(payload: &Payload) -> &TtsRequest {
     payload
         .downcast_ref()
         .expect("requests to this model carry its own payload type")
+}
+
+/// Rows of a request's prompt that a prefill runs: the last one is the input of its first decode step.
+fn prefill_tokens(request: &TtsRequest) -> usize {
+    request.prompt.rows.len().saturating_sub(1)
 }
 
 fn row_state<'a>(row: &'a mut StepRow<'_>) -> &'a mut TalkerRow {
@@ -158,18 +171,18 @@ impl TalkerNode {
         let talker = Talker::load(&**device, stream, config, weights)?;
         let (kv, sampler) = (resource(TALKER_KV)?, resource(SAMPLER)?);
         let groups = config.groups();
-        let page_words = talker.page_words(kv.page_size as usize);
-        if kv.page_size == 0 || kv.slot_words != page_words {
+        let page_elements = talker.page_elements(kv.page_size as usize);
+        if kv.page_size == 0 || kv.slot_elements != page_elements {
             return Err(bad(format!(
-                "a page of {TALKER_KV} has {} words for {} positions; the model needs {page_words}",
-                kv.slot_words, kv.page_size
+                "a page of {TALKER_KV} has {} elements for {} positions; the model needs {page_elements}",
+                kv.slot_elements, kv.page_size
             )));
         }
         let sampler_words = Talker::sampler_words(config);
-        if sampler.slot_words != sampler_words {
+        if sampler.slot_elements != sampler_words {
             return Err(bad(format!(
                 "a slot of {SAMPLER} has {} words; the model needs {sampler_words}",
-                sampler.slot_words
+                sampler.slot_elements
             )));
         }
         let edge = declaration
@@ -247,14 +260,28 @@ impl TalkerNode {
             graphs: HashMap::new(),
             exact_captures: device.facts().exact_buckets,
             buckets,
+            prompt_buckets: prompt_buckets(limits.rows, limits.prefill_tokens),
+            clones: config.tts_model_type == TtsModelType::Base,
             device: context.device,
             talker,
             workspace,
         })
     }
 
-    /// What a landed step did for its row `i`, which drew `frame`.
-    fn land_row(
+    /// A landed prefill made nothing that the host sees, unless its row `i` is probed.
+    fn land_prompt(&self, stage: Stage, i: usize, row: &StepRow<'_>) -> laneway_device::Result<RowOutcome> {
+        let request = request(row.payload);
+        let buffers = &self.stages[stage.0];
+        if let (Some(probe), Some(landed)) = (&request.probe, &buffers.probe) {
+            let first = buffers.first_tokens[i];
+            let tokens = first..first + prefill_tokens(request);
+            landed.record_prefill(&*self.device, tokens, &mut probe.record.lock())?;
+        }
+        Ok(RowOutcome::default())
+    }
+
+    /// What a landed decode step did for its row `i`, which drew `frame`.
+    fn land_frame(
         &self,
         stage: Stage,
         i: usize,
@@ -263,22 +290,16 @@ impl TalkerNode {
     ) -> laneway_device::Result<RowOutcome> {
         let request = request(row.payload);
         let buffers = &self.stages[stage.0];
+        let state = row_state(row);
         if let (Some(probe), Some(landed), Some(planned)) = (&request.probe, &buffers.probe, buffers.planned)
         {
             let place = probe::Place {
                 row: i,
                 rows: planned.shape.rows,
-                first_token: buffers.first_tokens[i],
-                tokens: if planned.shape.prefill {
-                    request.prompt.rows.len()
-                } else {
-                    1
-                },
-                prefill: planned.shape.prefill,
+                ends_prompt: state.landed == 0,
             };
-            landed.record(&*self.device, place, frame, &mut probe.record.lock())?;
+            landed.record_frame(&*self.device, place, frame, &mut probe.record.lock())?;
         }
-        let state = row_state(row);
         state.landed += 1;
         let mut outcome = RowOutcome::default();
         if frame[0] == request.eos as i32 {
@@ -310,6 +331,13 @@ impl Node for TalkerNode {
             field: Some("text".into()),
             message,
         };
+        // A decode step takes its input as codes, and a prefill runs at least a row.
+        let last = request.prompt.rows.last();
+        if prompt < 2 || last.is_none_or(|row| row.codec == CodecPart::Speaker) {
+            return Err(internal(format!(
+                "a prompt of {prompt} rows that ends with {last:?} cannot be run"
+            )));
+        }
         if prompt > limits.prefill_tokens {
             return Err(too_long(format!(
                 "the prompt has {prompt} rows; this worker takes {}: send less text, or the text streamed",
@@ -328,9 +356,9 @@ impl Node for TalkerNode {
     }
 
     fn fits(&self, walk: WalkId, chosen: &[Payload], next: &Payload) -> bool {
-        let rows = |payload| request(payload).prompt.rows.len();
+        let tokens = |payload| prefill_tokens(request(payload));
         walk != self.prefill
-            || chosen.iter().map(rows).sum::<usize>() + rows(next) <= self.limits.prefill_tokens
+            || chosen.iter().map(tokens).sum::<usize>() + tokens(next) <= self.limits.prefill_tokens
     }
 
     fn plan(
@@ -361,31 +389,39 @@ impl Node for TalkerNode {
         self.launch(stage, launcher)
     }
 
-    fn commit(&mut self, _walk: WalkId, rows: &mut [StepRow<'_>]) {
-        for row in rows {
-            row_state(row).launched += 1;
+    fn commit(&mut self, walk: WalkId, rows: &mut [StepRow<'_>]) {
+        if walk == self.decode {
+            for row in rows {
+                row_state(row).launched += 1;
+            }
         }
     }
 
     fn postprocess(
         &mut self,
-        _walk: WalkId,
+        walk: WalkId,
         stage: Stage,
         rows: &mut [Option<StepRow<'_>>],
     ) -> Vec<RowOutcome> {
         let groups = self.dims.groups;
+        let frames = if walk == self.decode { rows.len() } else { 0 };
         let landed = &self.stages[stage.0].codes;
-        let mut codes = vec![0i32; rows.len() * groups];
-        let read = self.device.host_read(
-            &landed.slice(0, codes.len()),
-            bytemuck::cast_slice_mut(&mut codes),
-        );
+        let mut codes = vec![0i32; frames * groups];
+        let read = match frames {
+            0 => Ok(()),
+            _ => self.device.host_read(
+                &landed.slice(0, codes.len()),
+                bytemuck::cast_slice_mut(&mut codes),
+            ),
+        };
         let land = |(i, row): (usize, &mut Option<StepRow<'_>>)| {
             let Some(row) = row else {
                 return RowOutcome::default();
             };
-            let frame = &codes[i * groups..][..groups];
-            let landed = read.clone().and_then(|()| self.land_row(stage, i, row, frame));
+            let landed = read.clone().and_then(|()| match frames {
+                0 => self.land_prompt(stage, i, row),
+                _ => self.land_frame(stage, i, row, &codes[i * groups..][..groups]),
+            });
             landed.unwrap_or_else(|error| RowOutcome {
                 error: Some(internal(format!("read a landed step: {error}"))),
                 ..RowOutcome::default()

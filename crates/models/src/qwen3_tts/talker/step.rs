@@ -42,23 +42,27 @@ pub(in crate::qwen3_tts) struct DecodeStep {
     pub(in crate::qwen3_tts) tail: TailStep,
 }
 
-/// Operands of a prefill step: prompts packed one behind the other.
+/// Operands of a prefill step: prompts without their last rows, packed one behind the other.
 #[derive(Debug)]
 pub(in crate::qwen3_tts) struct PrefillStep {
+    /// Rows of the stack.
     pub(in crate::qwen3_tts) tokens: usize,
     /// `[tokens]`
     pub(in crate::qwen3_tts) text: View,
     /// `[tokens, groups]`, -1: nothing.
     pub(in crate::qwen3_tts) codes: View,
-    /// Row of `speakers` to add to each token `[tokens]`, when some prompt has a speaker vector.
-    pub(in crate::qwen3_tts) speaker_rows: Option<View>,
-    /// `[rows, hidden]`
-    pub(in crate::qwen3_tts) speakers: View,
+    /// Speaker vectors `[rows, hidden]`, and which of them to add to each token `[tokens]`.
+    pub(in crate::qwen3_tts) speakers: Option<(View, View)>,
     pub(in crate::qwen3_tts) sequences: View,
     pub(in crate::qwen3_tts) positions: View,
+    /// Prompts.
+    pub(in crate::qwen3_tts) rows: usize,
     /// Pages of each prompt's sequence `[rows, pages_per_sequence]`.
     pub(in crate::qwen3_tts) pages: View,
     /// Slot of each prompt `[rows]`.
     pub(in crate::qwen3_tts) slots: View,
-    pub(in crate::qwen3_tts) rows: usize,
+    /// Codes of each prompt's last row, with which its first decode step begins `[rows, groups]`.
+    pub(in crate::qwen3_tts) next_codes: View,
+    /// Row of the sampler pool that keeps them `[rows]`.
+    pub(in crate::qwen3_tts) code_rows: View,
 }

@@ -157,8 +157,8 @@ impl Kit {
 
     pub(super) fn touch_slot(&self, key: &str, slot: u32, touches: &mut Touches) {
         let pool = self.pool(key);
-        let start = slot as usize * pool.slot_words;
-        touches.write(pool.pool.slice(start, pool.slot_words));
+        let start = slot as usize * pool.slot_elements;
+        touches.write(pool.pool.slice(start, pool.slot_elements));
     }
 
     /// `out = x * scale + add`.

@@ -268,7 +268,8 @@ impl Node for Codec {
                     .expect("the step has landed")[0]
             };
             RowOutcome {
-                output: (walk.0 == CHUNK).then(|| (0..row.items.len()).map(sample).collect()),
+                output: (walk.0 == CHUNK)
+                    .then(|| (0..row.items.len()).map(sample).collect::<Vec<f32>>().into()),
                 ..RowOutcome::default()
             }
         };

@@ -66,7 +66,7 @@ impl Player {
                 key: "codec_state".into(),
                 pool: machine.alloc("codec_state", DType::F32, SLOTS * slot_words, Place::Device),
                 slots: SLOTS as u32,
-                slot_words,
+                slot_elements: slot_words,
                 page_size: 0,
             },
             ring: EdgeRing {
@@ -101,7 +101,7 @@ impl Player {
         });
         self.machine.finish();
         (0..windows.len())
-            .map(|row| self.step.samples(stage, row).unwrap())
+            .map(|row| self.step.samples(stage, row).unwrap().to_vec())
             .collect()
     }
 
@@ -123,7 +123,7 @@ impl Player {
 
     /// What the engine does when it hands a slot back.
     fn reset(&self, slot: u32) {
-        let words = self.pool.slot_words;
+        let words = self.pool.slot_elements;
         let dst = self.pool.pool.slice(slot as usize * words, words);
         self.machine.launch(&Touches::none(), |launcher| {
             launcher.run(laneway_device::op::Zero { dst })

@@ -58,7 +58,7 @@ fn context(machine: &Machine, slot_words: usize, max_rows: usize) -> NodeContext
                 Place::Device,
             ),
             slots: SLOTS,
-            slot_words,
+            slot_elements: slot_words,
             page_size: 0,
         }],
         rings: Vec::new(),
@@ -163,7 +163,7 @@ fn a_primed_stream_continues_its_reference() {
     let mut samples = Vec::new();
     for window in codes.chunks(4) {
         let mut outcomes = step(&machine, &mut node, CHUNK, vec![request.row(window)]);
-        samples.extend(outcomes.remove(0).output.unwrap());
+        samples.extend_from_slice(&outcomes.remove(0).output.unwrap());
     }
     assert_close("icl_full", &samples, &golden.floats("icl_full/wav"), 1e-3);
 }

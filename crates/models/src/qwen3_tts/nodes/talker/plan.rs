@@ -6,8 +6,9 @@ use laneway_device::Touches;
 use laneway_device::op::SampleRow;
 use laneway_engine::node::{RowError, Stage, StepRow};
 
+use super::buckets::{PromptBucket, bucket_of};
 use super::probe::ProbeBuffers;
-use super::staging::{Dims, Indices, Shape};
+use super::staging::{Dims, FrameIndices, Shape};
 use super::{Planned, SAMPLER, TALKER_KV, TalkerNode, granted, internal, request, row_state};
 use crate::qwen3_tts::prompt::{CodecPart, PromptRow};
 use crate::qwen3_tts::reference::{CODES_PER_FRAME, Reference};
@@ -20,7 +21,7 @@ pub(super) type Refused = Vec<(usize, RowError)>;
 #[derive(Debug)]
 pub(super) struct PlanRow<'a> {
     request: &'a TtsRequest,
-    /// Tokens drawn so far: the number of the frame that this step draws.
+    /// Frames drawn so far: the number of the frame that a decode step draws.
     frame: u32,
     /// Sampler slot, which is also the row of the block table.
     slot: u32,
@@ -30,19 +31,46 @@ pub(super) struct PlanRow<'a> {
 }
 
 impl<'a> PlanRow<'a> {
-    fn prompt(&self) -> &'a [PromptRow] {
-        &self.request.prompt.rows
+    /// The last row of the prompt, and those in front of it.
+    fn prompt(&self) -> (&'a PromptRow, &'a [PromptRow]) {
+        let rows = self.request.prompt.rows.split_last();
+        rows.expect("a node opens no request without a prompt")
     }
 
-    /// Place of a decode step's input, which is the frame before: it follows the prompt.
+    /// Rows of the prompt that a prefill runs.
+    fn prefilled(&self) -> &'a [PromptRow] {
+        self.prompt().1
+    }
+
+    /// Place of a decode step's input: the last row of the prompt, then the frames behind it.
     fn decode_position(&self) -> i32 {
-        (self.prompt().len() + self.frame as usize - 1) as i32
+        (self.prefilled().len() + self.frame as usize) as i32
     }
 
     /// Text token of a decode step, while there is text.
-    fn text(&self) -> Option<u32> {
-        let trailing = &self.request.prompt.trailing;
-        trailing.get(self.frame as usize - 1).copied()
+    fn text(&self, padding: u32) -> Option<u32> {
+        let token = match self.frame.checked_sub(1) {
+            None => Some(self.prompt().0.text),
+            Some(step) => self.request.prompt.trailing.get(step as usize).copied(),
+        };
+        token.filter(|token| *token != padding)
+    }
+
+    /// Append the codes that are added to a prompt row's text.
+    fn push_codes(&self, ints: &mut Vec<i32>, row: &PromptRow, groups: usize) {
+        let start = ints.len();
+        ints.resize(start + groups, -1);
+        match row.codec {
+            CodecPart::None | CodecPart::Speaker => {}
+            CodecPart::Id(id) => ints[start] = id as i32,
+            CodecPart::Frame(frame) => {
+                let codes = self
+                    .reference
+                    .and_then(|reference| reference.codes.as_deref())
+                    .expect("a prompt with frames was checked to have their codes");
+                ints[start..].copy_from_slice(&codes[frame as usize]);
+            }
+        }
     }
 
     /// Codes to force in this step.
@@ -95,14 +123,18 @@ impl Filled {
 
 /// A step that warm-up runs.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct WarmUp {
-    pub(super) prefill: bool,
-    /// Rows still have text.
-    pub(super) text: bool,
-    /// 1: a row of slot 0 and page 0; 0: padding alone.
-    pub(super) live: usize,
-    /// Rows, padding included.
-    pub(super) rows: usize,
+pub(super) enum WarmUp {
+    /// Padding alone.
+    Prefill(PromptBucket),
+    /// A decode step.
+    Frame {
+        /// Rows still have text.
+        text: bool,
+        /// 1: a row of slot 0 and page 0; 0: padding alone.
+        live: usize,
+        /// Rows, padding included.
+        rows: usize,
+    },
 }
 
 /// The record of a row that is there to fill a bucket: nothing is drawn at random, nothing is remembered.
@@ -226,112 +258,20 @@ impl TalkerNode {
             probed,
         };
         let mut ints = Vec::with_capacity(self.dims.ints(shape));
-        self.fill_tail(&mut ints, rows, padded);
-        let pad = self.talker.config().tts_pad_token_id as i32;
-        let text = rows.iter().map(|row| row.text().map_or(pad, |text| text as i32));
+        let ring_row = |row: &PlanRow<'_>| row.ring_row.map_or(-1, |ring_row| ring_row as i32);
+        extend_padded(&mut ints, rows.iter().map(|row| self.code_row(row)), padded, -1);
+        extend_padded(&mut ints, rows.iter().map(ring_row), padded, -1);
+        FrameIndices::push_pairs(&mut ints, rows.len(), padded);
+        let pad = self.talker.config().tts_pad_token_id;
+        let text = || rows.iter().map(|row| row.text(pad));
         extend_padded(&mut ints, rows.iter().map(|row| row.slot as i32), padded, -1);
         extend_padded(&mut ints, rows.iter().map(PlanRow::decode_position), padded, -1);
-        extend_padded(&mut ints, text, padded, pad);
-        let text = rows.iter().any(|row| row.text().is_some());
-        self.finish(rows, shape, ints, text, Vec::new())
-    }
-
-    /// The index buffers of a prefill step.
-    pub(super) fn fill_prefill(&self, rows: &[PlanRow<'_>]) -> Filled {
-        let Dims {
-            groups,
-            pages_per_sequence,
-            ..
-        } = self.dims;
-        let probed = rows.iter().any(|row| row.request.probe.is_some());
-        let shape = Shape {
-            rows: self.step_rows(rows.len(), probed),
-            tokens: rows.iter().map(|row| row.prompt().len()).sum(),
-            prefill: true,
-            probed,
-        };
-        let padding = shape.rows - rows.len();
-        let mut ints = Vec::with_capacity(self.dims.ints(shape));
-        self.fill_tail(&mut ints, rows, shape.rows);
-        let last = rows.iter().scan(0, |end, row| {
-            *end += row.prompt().len() as i32;
-            Some(*end - 1)
-        });
-        extend_padded(&mut ints, last, shape.rows, -1);
-        extend_padded(&mut ints, rows.iter().map(|row| row.slot as i32), shape.rows, -1);
-        for row in rows {
-            ints.extend(row.pages.iter().map(|page| *page as i32));
-            // Entries behind the last granted page are never looked up.
-            ints.extend(repeat_n(0, pages_per_sequence - row.pages.len()));
-        }
-        ints.extend(repeat_n(0, padding * pages_per_sequence));
-        let tokens = || rows.iter().flat_map(|row| row.prompt());
-        ints.extend(tokens().map(|token| token.text as i32));
-        ints.extend(
-            rows.iter()
-                .flat_map(|row| repeat_n(row.slot as i32, row.prompt().len())),
+        extend_padded(
+            &mut ints,
+            text().map(|text| text.unwrap_or(pad) as i32),
+            padded,
+            pad as i32,
         );
-        ints.extend(rows.iter().flat_map(|row| 0..row.prompt().len() as i32));
-        for (i, row) in rows.iter().enumerate() {
-            ints.extend(row.prompt().iter().map(|token| match token.codec {
-                CodecPart::Speaker => i as i32,
-                _ => -1,
-            }));
-        }
-        for row in rows {
-            let codes = row.reference.and_then(|reference| reference.codes.as_deref());
-            for token in row.prompt() {
-                let start = ints.len();
-                ints.resize(start + groups, -1);
-                match token.codec {
-                    CodecPart::None | CodecPart::Speaker => {}
-                    CodecPart::Id(id) => ints[start] = id as i32,
-                    CodecPart::Frame(frame) => {
-                        let codes = codes.expect("a prompt with frames was checked to have their codes");
-                        ints[start..].copy_from_slice(&codes[frame as usize]);
-                    }
-                }
-            }
-        }
-        let mut speakers = Vec::new();
-        if tokens().any(|token| token.codec == CodecPart::Speaker) {
-            let width = self.talker.config().talker_config.stack.hidden_size;
-            for (i, row) in rows.iter().enumerate() {
-                speakers.extend(
-                    row.reference
-                        .iter()
-                        .flat_map(|reference| reference.speaker.iter()),
-                );
-                speakers.resize((i + 1) * width, 0.0);
-            }
-        }
-        self.finish(rows, shape, ints, true, speakers)
-    }
-
-    /// Rows of a step. A probed step has no padding: it is launched operation by operation anyway, and its
-    /// records are laid out by its rows.
-    fn step_rows(&self, live: usize, probed: bool) -> usize {
-        if probed { live } else { self.padded_rows(live) }
-    }
-
-    /// The parts that every walk has, in front of its own.
-    fn fill_tail(&self, ints: &mut Vec<i32>, rows: &[PlanRow<'_>], padded: usize) {
-        let code_row = |row: &PlanRow<'_>| self.workspace.code_row(row.slot, self.dims.groups);
-        let ring_row = |row: &PlanRow<'_>| row.ring_row.map_or(-1, |ring_row| ring_row as i32);
-        extend_padded(ints, rows.iter().map(code_row), padded, -1);
-        extend_padded(ints, rows.iter().map(ring_row), padded, -1);
-        Indices::push_pairs(ints, rows.len(), padded);
-    }
-
-    /// What comes behind the walk's own parts, and the records that are no integers.
-    fn finish(
-        &self,
-        rows: &[PlanRow<'_>],
-        shape: Shape,
-        mut ints: Vec<i32>,
-        text: bool,
-        speakers: Vec<f32>,
-    ) -> Filled {
         if shape.probed {
             self.fill_forced(&mut ints, rows);
         }
@@ -341,27 +281,134 @@ impl TalkerNode {
             ..row.sample_row(&row.request.talker)
         });
         let others = rows.iter().map(|row| row.sample_row(&row.request.predictor));
-        let first_tokens = rows.iter().scan(0, |next, row| {
-            let first = *next;
-            *next += if shape.prefill { row.prompt().len() } else { 1 };
-            Some(first)
-        });
-        let padding = || repeat_n(PADDING, shape.rows - rows.len());
+        let padding = || repeat_n(PADDING, padded - rows.len());
         Filled {
             params: first_codes
                 .chain(padding())
                 .chain(others)
                 .chain(padding())
                 .collect(),
+            first_tokens: Vec::new(),
+            planned: Planned {
+                shape,
+                text: text().any(|text| text.is_some()),
+                speakers: false,
+            },
+            ints,
+            speakers: Vec::new(),
+        }
+    }
+
+    /// The index buffers of a prefill step.
+    pub(super) fn fill_prefill(&self, rows: &[PlanRow<'_>]) -> Filled {
+        let tokens = rows.iter().map(|row| row.prefilled().len()).sum();
+        let probed = rows.iter().any(|row| row.request.probe.is_some());
+        let shape = |rows, tokens| Shape {
+            rows,
+            tokens,
+            prefill: true,
+            probed,
+        };
+        let shape = if probed || self.exact_captures {
+            shape(rows.len(), tokens)
+        } else {
+            let bucket = bucket_of(&self.prompt_buckets, rows.len(), tokens);
+            shape(bucket.rows, bucket.tokens)
+        };
+        self.fill_prompts(rows, shape)
+    }
+
+    /// The same, padded up to `shape`.
+    fn fill_prompts(&self, rows: &[PlanRow<'_>], shape: Shape) -> Filled {
+        let Dims {
+            groups,
+            pages_per_sequence,
+            ..
+        } = self.dims;
+        let mut ints = Vec::with_capacity(self.dims.ints(shape));
+        let end = |ints: &Vec<i32>, len: usize| ints.len() + len;
+        extend_padded(
+            &mut ints,
+            rows.iter().map(|row| self.code_row(row)),
+            shape.rows,
+            -1,
+        );
+        extend_padded(&mut ints, rows.iter().map(|row| row.slot as i32), shape.rows, -1);
+        // Entries behind the last granted page are never looked up.
+        for row in rows {
+            let pages = row.pages.iter().map(|page| *page as i32);
+            extend_padded(&mut ints, pages, pages_per_sequence, 0);
+        }
+        ints.extend(repeat_n(0, (shape.rows - rows.len()) * pages_per_sequence));
+        let codes_end = end(&ints, shape.rows * groups);
+        for row in rows {
+            row.push_codes(&mut ints, row.prompt().0, groups);
+        }
+        ints.resize(codes_end, -1);
+        let tokens = || rows.iter().flat_map(|row| row.prefilled());
+        let each = |of: fn(usize, &PlanRow<'_>, usize) -> i32| {
+            let rows = rows.iter().enumerate();
+            rows.flat_map(move |(i, row)| (0..row.prefilled().len()).map(move |at| of(i, row, at)))
+        };
+        let pad = self.talker.config().tts_pad_token_id as i32;
+        extend_padded(
+            &mut ints,
+            tokens().map(|token| token.text as i32),
+            shape.tokens,
+            pad,
+        );
+        extend_padded(&mut ints, each(|_, row, _| row.slot as i32), shape.tokens, -1);
+        extend_padded(&mut ints, each(|_, _, at| at as i32), shape.tokens, -1);
+        let speaker = |i: usize, row: &PlanRow<'_>, at: usize| match row.prefilled()[at].codec {
+            CodecPart::Speaker => i as i32,
+            _ => -1,
+        };
+        extend_padded(&mut ints, each(speaker), shape.tokens, -1);
+        for row in rows {
+            for token in row.prefilled() {
+                row.push_codes(&mut ints, token, groups);
+            }
+        }
+        ints.resize(self.dims.ints(shape), -1);
+        let first_tokens = rows.iter().scan(0, |next, row| {
+            let first = *next;
+            *next += row.prefilled().len();
+            Some(first)
+        });
+        let mut vectors = Vec::new();
+        if self.clones {
+            let width = self.talker.config().talker_config.stack.hidden_size;
+            for (i, row) in rows.iter().enumerate() {
+                vectors.extend(
+                    row.reference
+                        .iter()
+                        .flat_map(|reference| reference.speaker.iter()),
+                );
+                vectors.resize((i + 1) * width, 0.0);
+            }
+        }
+        Filled {
+            params: Vec::new(),
             first_tokens: first_tokens.collect(),
             planned: Planned {
                 shape,
-                text,
-                speakers: if speakers.is_empty() { 0 } else { rows.len() },
+                text: true,
+                speakers: self.clones,
             },
             ints,
-            speakers,
+            speakers: vectors,
         }
+    }
+
+    /// Row of the sampler pool that keeps a row's codes.
+    fn code_row(&self, row: &PlanRow<'_>) -> i32 {
+        self.workspace.code_row(row.slot, self.dims.groups)
+    }
+
+    /// Rows of a step. A probed step has no padding: it is launched operation by operation anyway, and its
+    /// records are laid out by its rows.
+    fn step_rows(&self, live: usize, probed: bool) -> usize {
+        if probed { live } else { self.padded_rows(live) }
     }
 
     /// Forced codes, group by group, with what they replace, and the seen sets that follow from them.
@@ -433,34 +480,28 @@ impl TalkerNode {
 
     /// A step with nothing in it that a request could be.
     pub(super) fn fill_warm_up(&self, step: WarmUp) -> Filled {
-        let WarmUp {
-            prefill,
-            text,
-            live,
+        let shape = |rows, tokens, prefill| Shape {
             rows,
-        } = step;
-        let shape = Shape {
-            rows,
-            tokens: if prefill { 1 } else { rows },
+            tokens,
             prefill,
             probed: false,
         };
+        let (text, live, rows) = match step {
+            WarmUp::Prefill(PromptBucket { rows, tokens }) => {
+                return self.fill_prompts(&[], shape(rows, tokens, true));
+            }
+            WarmUp::Frame { text, live, rows } => (text, live, rows),
+        };
+        let shape = shape(rows, rows, false);
         let mut ints = Vec::with_capacity(self.dims.ints(shape));
         let code_rows = repeat_n(self.workspace.code_row(0, self.dims.groups), live);
         extend_padded(&mut ints, code_rows, rows, -1);
         extend_padded(&mut ints, std::iter::empty(), rows, -1);
-        Indices::push_pairs(&mut ints, live, rows);
-        let zeros = || repeat_n(0, live);
-        if prefill {
-            extend_padded(&mut ints, zeros(), rows, -1);
-            extend_padded(&mut ints, zeros(), rows, -1);
-            ints.extend(repeat_n(0, rows * self.dims.pages_per_sequence));
-            ints.push(0);
-        }
-        extend_padded(&mut ints, zeros(), shape.tokens, -1);
-        extend_padded(&mut ints, zeros(), shape.tokens, -1);
-        // Text tokens of a decode step, or speaker and codes of a prompt's token.
-        ints.resize(self.dims.ints(shape), if prefill { -1 } else { 0 });
+        FrameIndices::push_pairs(&mut ints, live, rows);
+        extend_padded(&mut ints, repeat_n(0, live), rows, -1);
+        extend_padded(&mut ints, repeat_n(0, live), rows, -1);
+        // Text tokens.
+        ints.resize(self.dims.ints(shape), 0);
         let live_row = SampleRow {
             temperature: 1.0,
             slot: 0,
@@ -470,11 +511,11 @@ impl TalkerNode {
         Filled {
             params: params().chain(params()).collect(),
             speakers: Vec::new(),
-            first_tokens: vec![0; live],
+            first_tokens: Vec::new(),
             planned: Planned {
                 shape,
                 text,
-                speakers: 0,
+                speakers: false,
             },
             ints,
         }

@@ -1,5 +1,7 @@
 //! Verification: copies of what a probed step computed, from the device to a request's [`ProbeRecord`].
 
+use std::ops::Range;
+
 use laneway_device::op::Copy;
 use laneway_device::{Buffer, BufferSpec, DType, Device, Place as Memory, Result, View};
 
@@ -35,16 +37,14 @@ struct Landed {
     predictor_scores: Buffer,
 }
 
-/// A row's place in its step.
+/// A row's place in its decode step.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Place {
     pub(super) row: usize,
     /// Rows of the step.
     pub(super) rows: usize,
-    /// Its first row of the Talker's stack.
-    pub(super) first_token: usize,
-    pub(super) tokens: usize,
-    pub(super) prefill: bool,
+    /// Its input is the last row of the prompt.
+    pub(super) ends_prompt: bool,
 }
 
 impl ProbeBuffers {
@@ -123,24 +123,32 @@ impl ProbeBuffers {
         ]
     }
 
-    /// Add a landed row to its request's record.
-    pub(super) fn record(
+    /// Add a landed prefill's rows `tokens` of the Talker's stack to their request's record.
+    pub(super) fn record_prefill(
+        &self,
+        device: &dyn Device,
+        tokens: Range<usize>,
+        record: &mut ProbeRecord,
+    ) -> Result<()> {
+        let width = self.hidden_width;
+        record.prompt = read(device, &self.inputs, tokens.start * width, tokens.len() * width)?;
+        Ok(())
+    }
+
+    /// Add a landed frame to its request's record.
+    pub(super) fn record_frame(
         &self,
         device: &dyn Device,
         place: Place,
         codes: &[i32],
         record: &mut ProbeRecord,
     ) -> Result<()> {
-        let read = |buffer: &Buffer, first: usize, len: usize| -> Result<Vec<f32>> {
-            let mut values = vec![0f32; len];
-            device.host_read(&buffer.slice(first, len), bytemuck::cast_slice_mut(&mut values))?;
-            Ok(values)
-        };
+        let read = |buffer: &Buffer, first: usize, len: usize| read(device, buffer, first, len);
         let row = |buffer: &Buffer, width: usize| read(buffer, place.row * width, width);
         let width = self.hidden_width;
-        let inputs = read(&self.inputs, place.first_token * width, place.tokens * width)?;
-        if place.prefill {
-            record.prompt = inputs;
+        let inputs = row(&self.inputs, width)?;
+        if place.ends_prompt {
+            record.prompt.extend(inputs);
         } else {
             record.inputs.push(inputs);
         }
@@ -167,4 +175,10 @@ impl ProbeBuffers {
         record.codes.push(frame);
         Ok(())
     }
+}
+
+fn read(device: &dyn Device, buffer: &Buffer, first: usize, len: usize) -> Result<Vec<f32>> {
+    let mut values = vec![0f32; len];
+    device.host_read(&buffer.slice(first, len), bytemuck::cast_slice_mut(&mut values))?;
+    Ok(values)
 }

@@ -4,14 +4,14 @@ use laneway_device::op::SampleRow;
 use laneway_device::{Buffer, View};
 
 use super::probe::ProbeBuffers;
-use crate::qwen3_tts::talker::TailStep;
+use crate::qwen3_tts::talker::{DecodeStep, PrefillStep, TailStep};
 
 /// What the layout of a step's index buffers depends on.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct Shape {
-    /// Rows, those of padding included.
+    /// Requests, rows of padding included.
     pub(super) rows: usize,
-    /// Rows of the Talker's stack: all prompts together, or one for each row.
+    /// Rows of the Talker's stack, padding included: all prompts together, or one for each request.
     pub(super) tokens: usize,
     pub(super) prefill: bool,
     pub(super) probed: bool,
@@ -30,21 +30,24 @@ impl Dims {
     /// Integers of a step.
     pub(super) fn ints(self, shape: Shape) -> usize {
         let Shape { rows, tokens, .. } = shape;
-        let tail = 4 * rows;
-        let body = 3 * tokens;
-        let prompt = rows * (2 + self.pages_per_sequence) + tokens * (1 + self.groups);
+        if shape.prefill {
+            return rows * (2 + self.pages_per_sequence + self.groups) + tokens * (4 + self.groups);
+        }
         let forced = rows * (2 * self.groups + self.seen_words + self.seen_words / self.groups);
-        tail + body + usize::from(shape.prefill) * prompt + usize::from(shape.probed) * forced
+        4 * rows + 3 * tokens + usize::from(shape.probed) * forced
     }
 
     /// Integers of the largest step.
     pub(super) fn most_ints(self, rows: usize, tokens: usize) -> usize {
-        self.ints(Shape {
-            rows,
-            tokens: tokens.max(rows),
-            prefill: true,
-            probed: true,
-        })
+        let of = |tokens, prefill| {
+            self.ints(Shape {
+                rows,
+                tokens,
+                prefill,
+                probed: true,
+            })
+        };
+        of(tokens, true).max(of(rows, false))
     }
 }
 
@@ -56,97 +59,112 @@ pub(super) struct Staging {
     pub(super) speakers: Buffer,
 }
 
-/// Views of a step's parts on the device.
+/// Takes views of consecutive parts.
+struct Cut<'a> {
+    ints: &'a Buffer,
+    at: usize,
+}
+
+impl Cut<'_> {
+    fn take(&mut self, len: usize) -> View {
+        self.at += len;
+        self.ints.slice(self.at - len, len)
+    }
+}
+
+/// Views of a prefill's parts on the device.
 #[derive(Debug)]
-pub(super) struct Indices {
+pub(super) struct PrefillIndices {
+    shape: Shape,
+    code_rows: View,
+    slots: View,
+    pages: View,
+    next_codes: View,
+    text: View,
+    sequences: View,
+    positions: View,
+    speaker_rows: View,
+    codes: View,
+}
+
+impl PrefillIndices {
+    pub(super) fn new(shape: Shape, ints: &Buffer, dims: Dims) -> Self {
+        let Shape { rows, tokens, .. } = shape;
+        let mut cut = Cut { ints, at: 0 };
+        Self {
+            shape,
+            code_rows: cut.take(rows),
+            slots: cut.take(rows),
+            pages: cut.take(rows * dims.pages_per_sequence),
+            next_codes: cut.take(rows * dims.groups),
+            text: cut.take(tokens),
+            sequences: cut.take(tokens),
+            positions: cut.take(tokens),
+            speaker_rows: cut.take(tokens),
+            codes: cut.take(tokens * dims.groups),
+        }
+    }
+
+    /// Operands of the step. `speakers`: the vectors of its prompts, if any may have one.
+    pub(super) fn step(self, speakers: Option<View>) -> PrefillStep {
+        PrefillStep {
+            tokens: self.shape.tokens,
+            text: self.text,
+            codes: self.codes,
+            speakers: speakers.map(|speakers| (speakers, self.speaker_rows)),
+            sequences: self.sequences,
+            positions: self.positions,
+            rows: self.shape.rows,
+            pages: self.pages,
+            slots: self.slots,
+            next_codes: self.next_codes,
+            code_rows: self.code_rows,
+        }
+    }
+}
+
+/// Views of a decode step's parts on the device.
+#[derive(Debug)]
+pub(super) struct FrameIndices {
     shape: Shape,
     code_rows: View,
     ring_rows: View,
     pair_sequences: View,
-    pub(super) prefill: Option<PrefillIndices>,
-    pub(super) sequences: View,
-    pub(super) positions: View,
-    pub(super) text: View,
+    sequences: View,
+    positions: View,
+    text: View,
     forced: Option<[View; 4]>,
     talker_params: View,
     predictor_params: View,
 }
 
-/// Parts that only a prefill has.
-#[derive(Debug)]
-pub(super) struct PrefillIndices {
-    pub(super) last: View,
-    pub(super) slots: View,
-    pub(super) pages: View,
-    pub(super) speaker_rows: View,
-    pub(super) codes: View,
-}
-
-impl Indices {
+impl FrameIndices {
     pub(super) fn new(shape: Shape, ints: &Buffer, params: &Buffer, dims: Dims) -> Self {
-        let Shape {
-            rows,
-            tokens,
-            prefill,
-            probed,
-        } = shape;
+        let Shape { rows, tokens, .. } = shape;
         let Dims {
-            groups,
-            pages_per_sequence,
-            seen_words,
+            groups, seen_words, ..
         } = dims;
-        let mut at = 0;
-        let mut take = |len: usize| {
-            at += len;
-            ints.slice(at - len, len)
-        };
-        let (code_rows, ring_rows) = (take(rows), take(rows));
-        let pair_sequences = take(2 * rows);
+        let mut cut = Cut { ints, at: 0 };
         let words = rows * SampleRow::WORDS;
-        let params = (params.slice(0, words), params.slice(words, words));
-        // A prefill has its sequences' parts first; both walks then have those of their tokens.
-        let head = prefill.then(|| (take(rows), take(rows), take(rows * pages_per_sequence)));
-        let (text, sequences, positions);
-        let mut tokens_parts = None;
-        if prefill {
-            text = take(tokens);
-            sequences = take(tokens);
-            positions = take(tokens);
-            tokens_parts = Some((take(tokens), take(tokens * groups)));
-        } else {
-            sequences = take(tokens);
-            positions = take(tokens);
-            text = take(tokens);
-        }
-        let prefill = head
-            .zip(tokens_parts)
-            .map(|((last, slots, pages), (speaker_rows, codes))| PrefillIndices {
-                last,
-                slots,
-                pages,
-                speaker_rows,
-                codes,
-            });
         Self {
             shape,
-            code_rows,
-            ring_rows,
-            pair_sequences,
-            prefill,
-            sequences,
-            positions,
-            text,
-            forced: probed.then(|| {
+            code_rows: cut.take(rows),
+            ring_rows: cut.take(rows),
+            pair_sequences: cut.take(2 * rows),
+            sequences: cut.take(tokens),
+            positions: cut.take(tokens),
+            text: cut.take(tokens),
+            forced: shape.probed.then(|| {
                 [
                     groups * rows,
                     groups * rows,
                     seen_words * rows,
                     seen_words / groups * rows,
                 ]
-                .map(take)
+                .map(|len| cut.take(len))
             }),
-            talker_params: params.0,
-            predictor_params: params.1,
+            talker_params: params.slice(0, words),
+            predictor_params: params.slice(words, words),
         }
     }
 
@@ -159,19 +177,24 @@ impl Indices {
         }
     }
 
-    /// Operands of the step's end.
-    pub(super) fn tail(&self, probe: Option<&ProbeBuffers>) -> TailStep {
-        let forced = self.forced.clone();
-        TailStep {
-            rows: self.shape.rows,
-            talker_params: self.talker_params.clone(),
-            predictor_params: self.predictor_params.clone(),
-            code_rows: self.code_rows.clone(),
-            ring_rows: self.ring_rows.clone(),
-            pair_sequences: self.pair_sequences.clone(),
-            probe: probe
-                .zip(forced)
-                .map(|(probe, forced)| probe.tail(self.shape.rows, forced)),
+    /// Operands of the step. `text`: some row still has text.
+    pub(super) fn step(self, text: bool, probe: Option<&ProbeBuffers>) -> DecodeStep {
+        let rows = self.shape.rows;
+        DecodeStep {
+            sequences: self.sequences,
+            positions: self.positions,
+            text: text.then_some(self.text),
+            tail: TailStep {
+                rows,
+                talker_params: self.talker_params,
+                predictor_params: self.predictor_params,
+                code_rows: self.code_rows,
+                ring_rows: self.ring_rows,
+                pair_sequences: self.pair_sequences,
+                probe: probe
+                    .zip(self.forced)
+                    .map(|(probe, forced)| probe.tail(rows, forced)),
+            },
         }
     }
 }
@@ -211,16 +234,13 @@ mod tests {
             };
             let len = dims.ints(shape);
             assert!(len <= dims.most_ints(3, 20));
-            let indices = Indices::new(
-                shape,
-                &buffer(DType::I32, len),
-                &buffer(DType::U32, 6 * SampleRow::WORDS),
-                dims,
-            );
-            let last = match (&indices.forced, &indices.prefill) {
-                (Some(forced), _) => &forced[3],
-                (None, Some(prefill)) => &prefill.codes,
-                (None, None) => &indices.text,
+            let ints = buffer(DType::I32, len);
+            let last = if prefill {
+                PrefillIndices::new(shape, &ints, dims).codes
+            } else {
+                let params = buffer(DType::U32, 6 * SampleRow::WORDS);
+                let frame = FrameIndices::new(shape, &ints, &params, dims);
+                frame.forced.map_or(frame.text, |[.., seen_index]| seen_index)
             };
             assert_eq!(last.start + last.len, len, "{shape:?}");
         }
@@ -229,7 +249,7 @@ mod tests {
     #[test]
     fn the_first_pass_of_a_frame_pairs_hidden_states_and_codes() {
         let mut ints = Vec::new();
-        Indices::push_pairs(&mut ints, 3, 5);
+        FrameIndices::push_pairs(&mut ints, 3, 5);
         assert_eq!(ints, [0, 1, 2, -1, -1, 0, 1, 2, -1, -1]);
     }
 }

@@ -104,17 +104,62 @@ fn another_seed_gives_other_codes() {
     assert_ne!(run(1), run(1 | 1 << 40));
 }
 
+/// FNV-1a of all frames.
+fn fingerprint(frames: &[Vec<i32>]) -> u64 {
+    let words = frames.iter().flatten();
+    words.fold(0xcbf2_9ce4_8422_2325, |hash, word| {
+        (hash ^ u64::from(*word as u32)).wrapping_mul(0x0100_0000_01b3)
+    })
+}
+
+/// Codes are an interface: how a prompt is run is not to be heard. Levels without fused multiplication round
+/// differently, and have codes of their own.
+#[test]
+fn the_same_seed_gives_the_codes_that_it_always_gave() {
+    #[cfg(target_arch = "x86_64")]
+    if !std::arch::is_x86_feature_detected!("fma") {
+        return;
+    }
+    let talking = talking(nano(), 4);
+    let run = |i: usize| {
+        let mut input = SpeechInput {
+            text: TEXTS[i].into(),
+            voice: Some("nano".into()),
+            layout: Some([TextLayout::Streamed, TextLayout::Whole][i % 2]),
+            seed: 7 << 33 | i as u64,
+            max_frames: Some(12),
+            min_frames: Some(6),
+            ..SpeechInput::default()
+        };
+        input.sampling.greedy = i % 4 == 3;
+        finish(talking.submit(TEXTS[i], talking.model.requests().build(&input).unwrap(), None))
+    };
+    let prints: Vec<u64> = (0..TEXTS.len()).map(|i| fingerprint(&run(i).frames)).collect();
+    let always = [
+        0x8345_db5b_c5ae_a0e8,
+        0x02e8_6619_49b8_a88c,
+        0xe0e4_7a8b_40a4_b4b1,
+        0xc7a1_e4aa_79b0_de86,
+        0x2257_480b_82dc_0d3f,
+        0xe933_866b_95b1_2ab1,
+        0x5ac8_73eb_2afc_4d7e,
+        0xb898_f826_07d5_13a9,
+    ];
+    assert_eq!(prints, always, "{prints:#x?}");
+}
+
 #[test]
 fn prompts_that_do_not_fit_this_worker_are_refused_by_field() {
     let talking = talking(tiny("custom_voice"), 1);
-    let refused = |text: String, max_frames| {
+    let refused_after = |text: String, max_frames, change: fn(&mut TtsRequest)| {
         let input = SpeechInput {
             text,
             voice: Some("ryan".into()),
             max_frames: Some(max_frames),
             ..SpeechInput::default()
         };
-        let request = talking.model.requests().build(&input).unwrap();
+        let mut request = talking.model.requests().build(&input).unwrap();
+        change(&mut request);
         let mut stream = talking.submit("long", request, None);
         while let Some(event) = stream.blocking_recv() {
             if let OutputEvent::Failed(failure) = event {
@@ -123,8 +168,16 @@ fn prompts_that_do_not_fit_this_worker_are_refused_by_field() {
         }
         panic!("it ran");
     };
+    let refused = |text, max_frames| refused_after(text, max_frames, |_| {});
     assert!(refused("a b ".repeat(200), 8).contains("rows"));
     assert!(refused("Hello.".into(), 380).contains("positions"));
+    // No prompt is laid out like these.
+    let last = |request: &mut TtsRequest| request.prompt.rows.truncate(1);
+    assert!(refused_after("Hello.".into(), 8, last).contains("a prompt of 1 rows"));
+    let speaker = |request: &mut TtsRequest| {
+        request.prompt.rows.last_mut().unwrap().codec = CodecPart::Speaker;
+    };
+    assert!(refused_after("Hello.".into(), 8, speaker).contains("cannot be run"));
 }
 
 /// One of nano's reference utterances.
