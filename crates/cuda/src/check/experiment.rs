@@ -180,8 +180,8 @@ impl Experiment {
         slot
     }
 
-    pub(crate) fn scratch_rows(&mut self, name: &'static str, width: usize) -> Slot {
-        let data = Data::poison(DType::F32, self.rows * width);
+    pub(crate) fn scratch_rows(&mut self, name: &'static str, dtype: DType, width: usize) -> Slot {
+        let data = Data::poison(dtype, self.rows * width);
         self.add(name, Role::Scratch, data, Some(width))
     }
 
@@ -253,13 +253,30 @@ impl Experiment {
 
     /// Run on placed operands and fetch what they hold then.
     pub(crate) fn run_placed(&self, rig: &Rig, placed: &Placed, ops: &Build) -> Result<Outcome> {
+        self.run_as(rig, placed, |touches| rig.run(&ops(placed, self.rows), touches))
+    }
+
+    /// Place, run as a captured graph, fetch; weights are taken from an earlier placing.
+    pub(crate) fn run_captured(&self, rig: &Rig, earlier: Option<&Placed>) -> Result<Outcome> {
+        let placed = self.place(rig, earlier)?;
+        self.run_as(rig, &placed, |touches| {
+            rig.run_captured(&(self.ops)(&placed, self.rows), touches)
+        })
+    }
+
+    fn run_as(
+        &self,
+        rig: &Rig,
+        placed: &Placed,
+        run: impl FnOnce(&Touches) -> Result<()>,
+    ) -> Result<Outcome> {
         let mut touches = Touches::none();
         for (operand, view) in self.operands.iter().zip(&placed.views) {
             if let (true, Some(view)) = (operand.pool, view) {
                 touches.write(view.clone());
             }
         }
-        rig.run(&ops(placed, self.rows), &touches)?;
+        run(&touches)?;
         let fetch = |(operand, view): (&Operand, &Option<View>)| match (&operand.role, view) {
             (Role::Scratch | Role::Matrix { .. }, _) | (_, None) => Ok(None),
             (_, Some(view)) => rig.download(view).map(Some),

@@ -344,10 +344,20 @@ impl Subject<'_> {
         let compared = whole.compare(&outcome, reference);
         (report.error, report.bound, report.ties) = (compared.error, compared.bound, compared.ties);
         report.problems.extend(compared.problems);
+        let captured = whole.run_captured(&self.rig, Some(&placed))?;
+        if let Some(place) = whole.differs(&captured, &outcome, 0.0) {
+            report.problems.push(format!("captured: {place}"));
+        }
         if let Some(shuffled) = &self.shuffled {
-            let (other, _) = whole.run(shuffled, None)?;
+            let (other, other_placed) = whole.run(shuffled, None)?;
             if let Some(place) = whole.differs(&other, &outcome, 0.0) {
                 report.problems.push(format!("shuffled blocks: {place}"));
+            }
+            let captured = whole.run_captured(shuffled, Some(&other_placed))?;
+            if let Some(place) = whole.differs(&captured, &outcome, 0.0) {
+                report
+                    .problems
+                    .push(format!("captured, shuffled blocks: {place}"));
             }
         }
         for alternate in &whole.alternates {

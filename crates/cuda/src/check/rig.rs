@@ -95,6 +95,15 @@ impl Rig {
         self.stream.record()?.synchronize(DEADLINE)
     }
 
+    /// Run operations as a captured graph and wait for them.
+    pub(crate) fn run_captured(&self, ops: &[Op], touches: &Touches) -> Result<()> {
+        let graph = self
+            .stream
+            .capture(&mut |stand_in| ops.iter().try_for_each(|op| stand_in.launch(op, touches)))?;
+        self.stream.replay(&graph, touches)?;
+        self.stream.record()?.synchronize(DEADLINE)
+    }
+
     fn staging(&self, dtype: DType, len: usize) -> Result<View> {
         let mut all = self.staging.lock();
         if let Some(buffer) = all.get(&dtype)

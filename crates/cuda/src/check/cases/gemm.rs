@@ -247,9 +247,9 @@ fn experiment(shape: Shape, rows: usize, kept: DType, random: &mut Random) -> Ex
     let scale = vector(&mut e, random, "scale", shape.scale);
     let norm = shape.norm.then(|| {
         let weight = e.shared("norm", Data::floats(&norm_weight));
-        (weight, e.scratch_rows("norm.scratch", k))
+        (weight, e.scratch_rows("norm.scratch", DType::F32, k))
     });
-    let gate = shape.gated.then(|| e.scratch_rows("gated", n));
+    let gate = shape.gated.then(|| e.scratch_rows("gated", DType::F32, n));
     let width = if shape.gated { n / 2 } else { n };
     let bound = match (shape.narrow_out, shape.norm && rounds) {
         (true, _) => NARROW_BOUND,

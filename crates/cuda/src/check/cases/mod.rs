@@ -4,6 +4,7 @@ mod cache;
 mod clip;
 mod codec;
 mod gemm;
+mod layer;
 mod rows;
 mod sample;
 mod sequence;
@@ -75,6 +76,7 @@ pub(crate) fn all(context: &Context) -> Vec<Case> {
     gemm::cases(context, &mut cases);
     sequence::cases(context, &mut cases);
     sample::cases(context, &mut cases);
+    layer::cases(context, &mut cases);
     codec::cases(context, &mut cases);
     clip::cases(context, &mut cases);
     cases

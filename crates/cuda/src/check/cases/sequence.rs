@@ -171,7 +171,7 @@ fn inv_freq(dim: usize) -> Vec<f32> {
 }
 
 /// Cosines, then sines, of each position.
-fn cos_sin(positions: &[i32], dim: usize) -> Vec<f32> {
+pub(super) fn cos_sin(positions: &[i32], dim: usize) -> Vec<f32> {
     let freq = inv_freq(dim);
     let mut out = Vec::new();
     for p in positions {
@@ -280,7 +280,7 @@ fn qkv_rope(
     let pool = e.pool("pool", cache.data(), Measure::Relative(shape.bound()));
     let width = shape.width();
     let q_out = match decode {
-        true => e.scratch_rows("q_out", width),
+        true => e.scratch_rows("q_out", DType::F32, width),
         false => e.output_rows("q_out", DType::F32, width, Measure::Relative(BOUND)),
     };
     let y = decode.then(|| e.output_rows("out", shape.out, width, Measure::Relative(shape.out_bound())));
@@ -389,7 +389,7 @@ fn packed_launch(
     let table = e.shared("table", Data::ints(&cache.table));
     let contents = pool.cloned().unwrap_or_else(|| cache.data());
     let pool = e.pool("pool", contents, Measure::Relative(shape.bound()));
-    let q_out = e.scratch_rows("q_out", shape.width());
+    let q_out = e.scratch_rows("q_out", DType::F32, shape.width());
     let y = e.output(
         "out",
         DType::F32,
