@@ -200,13 +200,17 @@ __device__ __forceinline__ void conv_warpgroup(const float* x, const bf16_t* w, 
                 if (i < 0) continue;  // what is computed of it goes nowhere
                 const Window window = read_window(streams, i);
                 const int position = tile_first + row + ahead - window.first;
-                if (position >= 0)
-                    sources[atomicAdd(&counts[0], 1)] = {
-                        (const char*)(x + (i64)(window.first + position) * c.c_in), s, 0};
-                else
-                    sources[cut.staged - 1 - atomicAdd(&counts[1], 1)] = {
-                        (const char*)streams.state + (window.state + (i64)(past + position) * c.c_in) * state_bytes,
-                        s, 1};
+                const bool carried = position < 0;
+                // One addition for all rows of a kind that a warp has: their order is nobody's business.
+                const u32 alike = __match_any_sync(__activemask(), (u32)carried);
+                int entry = 0;
+                if (lane == __ffs(alike) - 1) entry = atomicAdd(&counts[carried], __popc(alike));
+                entry = __shfl_sync(alike, entry, __ffs(alike) - 1) + __popc(alike & ((1u << lane) - 1));
+                const char* const from =
+                    carried ? (const char*)streams.state +
+                                  (window.state + (i64)(past + position) * c.c_in) * state_bytes
+                            : (const char*)(x + (i64)(window.first + position) * c.c_in);
+                sources[carried ? cut.staged - 1 - entry : entry] = {from, s, 0};
             }
             asm volatile("bar.sync 1, 128;" ::: "memory");
 
@@ -386,6 +390,7 @@ __device__ __forceinline__ void conv_warpgroup(const float* x, const bf16_t* w, 
         const i64 first = ((i64)tile * N + quad * 2) * c.c_out + output;
         const float* residual = e.residual + first;
         float* out = e.out + first;
+        // BATCH times eight rows of the residual are read before any of them is written: it may be the output.
 #pragma unroll
         for (int begin = 0; begin < N / 8; begin += BATCH) {
             float before[BATCH][4] = {};
@@ -432,5 +437,4 @@ CONV_WARPGROUP(2, 1, 32)
 CONV_WARPGROUP(2, 4, 32)
 CONV_WARPGROUP(2, 1, 160)
 CONV_WARPGROUP(1, 1, 32)
-CONV_WARPGROUP(1, 4, 32)
 CONV_WARPGROUP(1, 1, 160)

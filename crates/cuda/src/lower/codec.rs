@@ -270,7 +270,11 @@ fn tensor_cores(op: &op::Conv, target: Target) -> Option<Launch> {
     })?;
     let cluster = slices / share;
     Some(Launch {
-        kernel: if op.w.packed.dtype() == DType::F16 { tile.f16 } else { tile.bf16 },
+        kernel: if op.w.packed.dtype() == DType::F16 {
+            tile.f16
+        } else {
+            tile.bf16
+        },
         grid: [
             (op.w.n.div_ceil(tile.outputs) * cluster) as u32,
             op.rows.div_ceil(tile.rows) as u32,

@@ -51,7 +51,6 @@ const KERNELS: &[(usize, Tile, usize, &str)] = &[
     (2, UNITS, 64, "conv_warpgroup_2_4x32"),
     (2, RUN, 32, "conv_warpgroup_2_1x160"),
     (1, FEW, 96, "conv_warpgroup_1_1x32"),
-    (1, UNITS, 96, "conv_warpgroup_1_4x32"),
     (1, RUN, 96, "conv_warpgroup_1_1x160"),
 ];
 
@@ -189,7 +188,9 @@ impl Cut {
             .filter(|&chunk| chunk <= WIDEST_CHUNK)
             .find_map(|chunk| {
                 let buffers = (2..=MOST_BUFFERS).rev();
-                let fits = buffers.into_iter().find(|&buffers| needed(chunk, buffers) <= budget);
+                let fits = buffers
+                    .into_iter()
+                    .find(|&buffers| needed(chunk, buffers) <= budget);
                 fits.map(|buffers| (chunk, buffers))
             })?;
         let row_tiles = op.rows.div_ceil(rows);
