@@ -15,8 +15,6 @@ struct Segment {
     i64 state;
 };
 
-__device__ __forceinline__ u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
-
 // Four 8x8 matrices of 16-bit values, lane l names row l%8 of matrix l/8.
 __device__ __forceinline__ void load_matrices(u32 (&d)[4], u32 address) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
@@ -43,49 +41,6 @@ struct Cut {
     int chunk;     // channels staged at a time
     int capacity;  // staged rows there is room for
 };
-
-// A power of two of blocks along x; `mine` says which this one is.
-struct Cluster {
-    int blocks;
-    int mine;
-    __device__ __forceinline__ explicit Cluster(int blocks) : blocks(blocks), mine(BLOCK_X & (blocks - 1)) {}
-
-    // All have come here, and see what the others wrote to their shared memory.
-    __device__ __forceinline__ void barrier() const {
-#if __CUDA_ARCH__ >= 900
-        if (blocks > 1) {
-            asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
-            return;
-        }
-#endif
-        __syncthreads();
-    }
-
-    // All have read what they want of the others' shared memory, which ends with its block.
-    __device__ __forceinline__ void leave() const {
-#if __CUDA_ARCH__ >= 900
-        if (blocks > 1)
-            asm volatile("barrier.cluster.arrive.relaxed.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
-#endif
-    }
-
-    // The same place in another block's shared memory.
-    __device__ __forceinline__ const float* peer(const float* p, int block) const {
-#if __CUDA_ARCH__ >= 900
-        // Ranks count as blockIdx does, which the checking build turns round.
-        const int rank = (int)(blockIdx.x & (blocks - 1)) == mine ? block : blocks - 1 - block;
-        const float* there;
-        asm("mapa.u64 %0, %1, %2;" : "=l"(there) : "l"(p), "r"(rank));
-        return there;
-#else
-        return p;  // without clusters a block has all slices
-#endif
-    }
-};
-
-__device__ __forceinline__ float4 add4(float4 a, float4 b) {
-    return make_float4(__fadd_rn(a.x, b.x), __fadd_rn(a.y, b.y), __fadd_rn(a.z, b.z), __fadd_rn(a.w, b.w));
-}
 
 // A block makes M = 16 MT WM outputs of N = 8 NT WN packed time rows, or its slices' part of them, which the blocks
 // of a cluster then add. Inputs are staged activated, in the weights' type, [time][channel]: a tap is another first

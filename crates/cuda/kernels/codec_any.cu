@@ -177,7 +177,7 @@ CONV_TO_ONE(conv_to_one_f16, AS_F16)
 
 extern "C" __global__ void __launch_bounds__(256)
     conv_state(const float* x, const float* alpha, const float* inv_beta, void* state, int state_as, i64 slot_stride,
-               int slots, const int* windows, int count, int rate, int rows, int channels, int past) {
+               int slots, const int* windows, int count, int rate, int rows, int channels, int past, int quick) {
     release_dependents();
     dependency_wait();
     const Streams streams = CONV_STREAMS;
@@ -203,7 +203,8 @@ extern "C" __global__ void __launch_bounds__(256)
         for (int i = 0; i < 8; ++i) {
             const int row = first + threadIdx.x / 32 + i * 8;
             if (!active || row >= past) continue;
-            if (alpha && row + window.rows >= past) v[i] = snake(v[i], al, be);
+            if (alpha && row + window.rows >= past)
+                v[i] = quick ? quick_snake(v[i], al, be) : snake(v[i], al, be);
             carry(state, state_as, window.state + (i64)row * channels + channel, v[i]);
         }
         __syncthreads();

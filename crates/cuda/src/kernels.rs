@@ -18,7 +18,7 @@ use crate::nvrtc::{Compiled, Nvrtc};
 /// Stands in front of every source.
 const COMMON: &str = include_str!("../kernels/common.cuh");
 
-/// One module each.
+/// One module each, on every architecture.
 pub(crate) const SOURCES: &[(&str, &str)] = &[
     (
         "gemm",
@@ -72,6 +72,22 @@ pub(crate) const SOURCES: &[(&str, &str)] = &[
     ),
     ("clip", include_str!("../kernels/clip.cu")),
 ];
+
+/// As [`SOURCES`], of instructions that only 9.0 has.
+const SOURCES_OF_HOPPER: &[(&str, &str)] = &[(
+    "codec_wgmma",
+    concat!(
+        include_str!("../kernels/streams.cuh"),
+        "#line 1 \"codec_wgmma.cu\"\n",
+        include_str!("../kernels/codec_wgmma.cu")
+    ),
+)];
+
+/// The sources of an architecture.
+pub(crate) fn sources(arch: &str) -> impl Iterator<Item = (&'static str, &'static str)> {
+    let more = if arch == "sm_90a" { SOURCES_OF_HOPPER } else { &[] };
+    SOURCES.iter().chain(more).copied()
+}
 
 /// What one source is compiled from: the text, and the compiler's options.
 pub(crate) struct Unit {
@@ -138,8 +154,7 @@ impl Kernels {
         shuffle_blocks: bool,
     ) -> Result<Self> {
         let arch = arch_name(context.properties.major, context.properties.minor);
-        let units: Vec<_> = SOURCES
-            .iter()
+        let units: Vec<_> = sources(&arch)
             .map(|(name, text)| Unit::new(name, text, &arch, shuffle_blocks))
             .collect();
         // Compiling takes seconds a file, and no file needs another.

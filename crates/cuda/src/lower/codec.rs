@@ -5,6 +5,8 @@
 //! cluster share: weights then stream through every multiprocessor, and no block stages more inputs than those of
 //! its slice. The weight's shape alone says how many slices; the rows pick the tile, which changes no bit.
 
+mod warpgroup;
+
 use laneway_device::op::{self, StateSlice, Windows};
 use laneway_device::{DType, View};
 
@@ -88,6 +90,7 @@ pub(super) fn conv(op: &op::Conv, target: Target, out: &mut Vec<Launch>) {
     }
     out.push(
         to_one(op)
+            .or_else(|| warpgroup::conv(op, target))
             .or_else(|| tensor_cores(op, target))
             .unwrap_or_else(|| any(op)),
     );
@@ -106,7 +109,10 @@ pub(super) fn conv(op: &op::Conv, target: Target, out: &mut Vec<Launch>) {
             block: 256,
             shared: 0,
             cluster: 1,
-            args: args.int(op.c_in).int(past),
+            args: args
+                .int(op.c_in)
+                .int(past)
+                .int(usize::from(warpgroup::takes(op, target))),
         });
     }
 }
@@ -224,7 +230,8 @@ fn aligned(view: &View) -> bool {
     address(view).is_multiple_of(16)
 }
 
-fn tensor_cores(op: &op::Conv, target: Target) -> Option<Launch> {
+/// Whether weights have 16 bits, and everything else is read as they need it.
+fn aligned_operands(op: &op::Conv) -> bool {
     let dtype = op.w.packed.dtype();
     // A state of the other 16-bit type would need inputs rounded twice.
     let state_fits = op.state.as_ref().is_none_or(|state| {
@@ -234,11 +241,13 @@ fn tensor_cores(op: &op::Conv, target: Target) -> Option<Launch> {
     });
     let views = [Some(&op.x), Some(&op.out), op.bias.as_ref(), op.residual.as_ref()];
     let snake = op.snake.iter().flat_map(|snake| [&snake.alpha, &snake.inv_beta]);
-    let fits = matches!(dtype, DType::Bf16 | DType::F16)
-        && op.c_in.is_multiple_of(16)
-        && op.w.n.is_multiple_of(4)
+    matches!(dtype, DType::Bf16 | DType::F16)
         && state_fits
-        && views.into_iter().flatten().chain(snake).all(aligned);
+        && views.into_iter().flatten().chain(snake).all(aligned)
+}
+
+fn tensor_cores(op: &op::Conv, target: Target) -> Option<Launch> {
+    let fits = op.c_in.is_multiple_of(16) && op.w.n.is_multiple_of(4) && aligned_operands(op);
     if !fits {
         return None;
     }
@@ -261,7 +270,11 @@ fn tensor_cores(op: &op::Conv, target: Target) -> Option<Launch> {
     })?;
     let cluster = slices / share;
     Some(Launch {
-        kernel: if dtype == DType::F16 { tile.f16 } else { tile.bf16 },
+        kernel: if op.w.packed.dtype() == DType::F16 {
+            tile.f16
+        } else {
+            tile.bf16
+        },
         grid: [
             (op.w.n.div_ceil(tile.outputs) * cluster) as u32,
             op.rows.div_ceil(tile.rows) as u32,

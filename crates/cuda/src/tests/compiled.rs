@@ -5,7 +5,7 @@ use std::env;
 use std::sync::{Arc, Mutex, OnceLock};
 
 use crate::cubin::{self, Kernel};
-use crate::kernels::{SOURCES, Unit};
+use crate::kernels::{Unit, sources};
 use crate::nvrtc::{NVRTC_DIR_VARIABLE, Nvrtc};
 
 /// What the assembler reports about a kernel.
@@ -50,7 +50,7 @@ pub(super) fn compile(arch: &'static str) -> Kernels {
 
 fn compile_all(arch: &str) -> BTreeMap<String, Built> {
     let mut all = BTreeMap::new();
-    for &(unit, text) in SOURCES {
+    for (unit, text) in sources(arch) {
         let compiled = Unit::new(unit, text, arch, false).compile(nvrtc()).unwrap();
         let mut usage = usages(&compiled.log);
         for (name, kernel) in cubin::kernels(&compiled.cubin).unwrap() {

@@ -15,6 +15,8 @@ const REGISTERS: &[(&str, usize)] = &[
     ("sample", 64),
     ("codec", 168),
     ("codec_any", 96),
+    // What a block begins with; its warpgroups then divide a multiprocessor's registers among themselves.
+    ("codec_wgmma", 128),
     ("clip", 96),
 ];
 

@@ -172,6 +172,23 @@ const RELEASED: &[Shape] = &[
     exit(96, 1920),
     padded(unit(384, 160, 3)),
     padded(exit(96, 1920)),
+    // Enough rows that blocks make several slices, or several tiles.
+    Shape {
+        frames: &[20, 1, 3],
+        ..unit(768, 32, 1)
+    },
+    Shape {
+        frames: &[20, 1, 3],
+        ..unit(384, 160, 9)
+    },
+    Shape {
+        frames: &[9, 1, 2],
+        ..unit(96, 1920, 9)
+    },
+    Shape {
+        frames: &[9, 1, 2],
+        ..second(96, 1920)
+    },
 ];
 
 pub(super) fn cases(context: &Context, out: &mut Vec<Case>) {
@@ -218,6 +235,10 @@ fn push(context: &Context, shape: Shape, out: &mut Vec<Case>) {
     }
     if shape.pool == DType::Bf16 {
         name += " bf16 state";
+    }
+    let frames: usize = shape.frames.iter().sum();
+    if shape.rate >= 32 && frames > 8 {
+        name += &format!(" {frames} frames");
     }
     let dtype = if shape.weights == DType::Bf16 {
         "bf16"

@@ -27,6 +27,15 @@ const SHAPES: &[(usize, usize, usize, usize, usize, usize)] = &[
 ];
 
 fn launches(
+    shape: (usize, usize, usize, usize, usize, usize),
+    streams: usize,
+    target: Target,
+) -> Vec<Launch> {
+    launches_of(DType::Bf16, shape, streams, target)
+}
+
+fn launches_of(
+    weights: DType,
     (c_in, c_out, taps, dilation, rate, _): (usize, usize, usize, usize, usize, usize),
     streams: usize,
     target: Target,
@@ -39,7 +48,7 @@ fn launches(
             x: view(DType::F32, rows * c_in),
             rows,
             w: Matrix {
-                packed: view(DType::Bf16, c_out.next_multiple_of(16) * k).buffer,
+                packed: view(weights, c_out.next_multiple_of(16) * k).buffer,
                 n: c_out,
                 k,
             },
@@ -70,11 +79,15 @@ fn launches(
 
 /// The last arguments: slices, blocks of a cluster, slices of a block, channels staged at a time, staged rows.
 fn cut(launch: &Launch) -> [i32; 5] {
+    last(launch)
+}
+
+fn last<const N: usize>(launch: &Launch) -> [i32; N] {
     let fields = launch.args.fields();
     let int = |(offset, size): &(usize, usize)| {
         i32::from_ne_bytes(launch.args.bytes()[*offset..offset + size].try_into().unwrap())
     };
-    let last: Vec<_> = fields[fields.len() - 5..].iter().map(int).collect();
+    let last: Vec<_> = fields[fields.len() - N..].iter().map(int).collect();
     last.try_into().unwrap()
 }
 
@@ -145,4 +158,34 @@ fn the_state_follows_in_a_launch_of_its_own() {
     };
     assert_eq!(names((768, 768, 7, 9, 32, 8))[1..], ["conv_state"]);
     assert_eq!(names((768, 768, 1, 1, 32, 1)).len(), 1);
+}
+
+#[test]
+fn a_shape_is_multiplied_by_warpgroups_whatever_its_rows() {
+    for &shape in SHAPES {
+        let (_, _, taps, _, rate, slices) = shape;
+        let expected = [1, 2, 7].contains(&taps) && rate >= 32;
+        for streams in [1, 3, 8, 64, 256] {
+            let launches = launches_of(DType::F16, shape, streams, H200);
+            let by_warpgroups = launches[0].kernel.starts_with("conv_warpgroup_");
+            assert_eq!(by_warpgroups, expected, "{shape:?} of {streams} streams");
+            if by_warpgroups {
+                let [cut, blocks, chunk, buffers, staged, pitch] = last(&launches[0]);
+                assert_eq!(cut as usize, slices, "{shape:?} of {streams} streams");
+                assert_eq!(blocks as u32, launches[0].cluster);
+                assert!(
+                    shape.0 as i32 / cut % chunk == 0 && buffers >= 2,
+                    "{shape:?}: {chunk}"
+                );
+                assert!(staged % pitch == 0);
+            }
+            // The state is made by the snake that the rows are made by.
+            if let Some(state) = launches.get(1) {
+                let [quick] = last(state);
+                assert_eq!(quick, i32::from(expected), "{shape:?}");
+            }
+            let older = &launches_of(DType::F16, shape, streams, A100)[0];
+            assert!(older.kernel.starts_with("conv_mma_f16_"), "{}", older.kernel);
+        }
+    }
 }
