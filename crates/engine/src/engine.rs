@@ -347,6 +347,7 @@ fn build_core(
         let (orders, order_inbox) = sync_channel(1);
         let (ready, is_ready) = sync_channel(1);
         let (builder, events) = (builder.clone(), shared.events.clone());
+        let recorders = shared.recorders.clone();
         let thread = spawn(&lane_name(lane), move || {
             let nodes = match builder.nodes(lane) {
                 Ok(nodes) => nodes,
@@ -362,6 +363,7 @@ fn build_core(
                 nodes,
                 stream: builder.streams[lane].clone(),
                 step_deadline: builder.config.limits.step_deadline,
+                recorders,
             };
             drop(builder);
             let is_ready = rows.is_ok();
@@ -444,6 +446,7 @@ fn walk_stats(topology: &Topology) -> Vec<WalkStats> {
             walk: walk.name.clone(),
             node: topology.nodes[walk.node].name.clone(),
             lane: walk.lane,
+            kind: Some(walk.kind),
             ..WalkStats::default()
         })
         .collect()

@@ -11,7 +11,8 @@ use laneway_device::{DeviceError, Event as DeviceEvent, Stream, Touches};
 
 use crate::event::Event;
 use crate::node::{Node, RowError, RowOutcome};
-use crate::step::{self, Attempt, Job, Row};
+use crate::phase::{Phase, Recorders};
+use crate::step::{self, Attempt, Job, Row, Times};
 
 /// One step to run. Its `waits` are the events of the steps that made its inputs.
 #[derive(Debug)]
@@ -58,6 +59,7 @@ pub(crate) struct Lane {
     pub(crate) nodes: Vec<(usize, Box<dyn Node>)>,
     pub(crate) stream: Arc<dyn Stream>,
     pub(crate) step_deadline: Duration,
+    pub(crate) recorders: Arc<Recorders>,
 }
 
 impl Lane {
@@ -100,7 +102,9 @@ impl Lane {
         let node = &mut *found.expect("an order goes to the lane that owns its node").1;
         let fitting = step::fitting(node, job, &report.rows);
         report.left_over = report.rows.split_off(fitting);
-        let error = match step::launch(node, job, &mut report.rows, &*self.stream, waits, touches) {
+        let mut times = Times::default();
+        let stream = &*self.stream;
+        let error = match step::launch(node, job, &mut report.rows, stream, waits, touches, &mut times) {
             Attempt::Launched { event, error } => {
                 report.event = Some(event);
                 error
@@ -109,14 +113,24 @@ impl Lane {
             Attempt::Failed(error) => return Outcome::Failed(error),
             Attempt::Lost(error) => return Outcome::Stuck(error.to_string()),
         };
+        let launched = Instant::now();
         let landing = report
             .event
             .as_ref()
             .map(|event| event.synchronize(self.step_deadline));
+        self.recorders.phase(self.lane, Phase::Plan, times.plan);
+        self.recorders.phase(self.lane, Phase::Launch, times.launch);
+        self.recorders.phase(self.lane, Phase::Wait, launched.elapsed());
         match (landing, error) {
             (Some(Err(stuck @ DeviceError::Deadline { .. })), _) => Outcome::Stuck(stuck.to_string()),
             (_, Some(error)) | (Some(Err(error)), None) => Outcome::Failed(error),
-            _ => Outcome::Landed(step::land(node, job, &mut report.rows)),
+            _ => {
+                let landed = Instant::now();
+                let outcomes = step::land(node, job, &mut report.rows);
+                self.recorders
+                    .phase(self.lane, Phase::Postprocess, landed.elapsed());
+                Outcome::Landed(outcomes)
+            }
         }
     }
 }

@@ -3,6 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use laneway_plan::declaration::WalkKind;
+
+use crate::phase::{Histogram, LanePhases};
+
 /// Upper bounds of the step-time buckets in milliseconds; the last bucket has none. They are finest around
 /// the budget of a frame.
 pub const STEP_MS_BUCKETS: [f64; 11] = [0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 1000.0];
@@ -12,6 +16,8 @@ pub const STEP_MS_BUCKETS: [f64; 11] = [0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 40
 pub struct EngineStats {
     /// By walk of this worker.
     pub walks: Vec<WalkStats>,
+    /// By lane; entry 0 is the chain's.
+    pub phases: Vec<LanePhases>,
     /// By resource.
     pub pools: Vec<PoolStats>,
     /// Requests that wait for admission.
@@ -51,6 +57,8 @@ pub struct WalkStats {
     pub node: Arc<str>,
     /// Lane id; 0 is the chain.
     pub lane: usize,
+    /// What the walk is for.
+    pub kind: Option<WalkKind>,
     /// Steps landed.
     pub steps: u64,
     /// Rows in them.
@@ -64,6 +72,12 @@ pub struct WalkStats {
     pub host_time: Duration,
     /// Steps by time, one more than [`STEP_MS_BUCKETS`].
     pub step_time_buckets: [u64; STEP_MS_BUCKETS.len() + 1],
+    /// Rows of each step.
+    pub rows_of_steps: Histogram,
+    /// Items in the windows of each step; empty unless a stream edge feeds the walk.
+    pub items_of_steps: Histogram,
+    /// Nanoseconds that each step had the device, by its own clock where it has one.
+    pub device_time: Histogram,
 }
 
 impl WalkStats {

@@ -2,6 +2,7 @@
 //! on the engine thread, and for each lane, on its launch thread.
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use laneway_device::{DeviceError, Event, Launcher, Stream, Touches};
 use laneway_plan::declaration::WalkKind;
@@ -44,6 +45,15 @@ pub(crate) struct Job {
     pub(crate) stage: Stage,
 }
 
+/// What the host spent on getting a step under way.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Times {
+    /// Opening rows and planning.
+    pub(crate) plan: Duration,
+    /// Queueing it.
+    pub(crate) launch: Duration,
+}
+
 /// How a launch went.
 #[derive(Debug)]
 pub(crate) enum Attempt {
@@ -84,7 +94,9 @@ pub(crate) fn launch(
     stream: &dyn Stream,
     waits: &[Event],
     touches: &mut Touches,
+    times: &mut Times,
 ) -> Attempt {
+    let began = Instant::now();
     let mut refused = Vec::new();
     for (index, row) in rows.iter_mut().enumerate() {
         if row.state.is_none() {
@@ -108,6 +120,8 @@ pub(crate) fn launch(
         Err(PlanError::Rows(errors)) => return Attempt::Refused(errors),
         Err(PlanError::Device(error)) => return Attempt::Failed(error),
     }
+    let planned = Instant::now();
+    times.plan = planned - began;
     for event in waits {
         if let Err(error) = stream.wait(event) {
             return Attempt::Failed(error);
@@ -118,7 +132,9 @@ pub(crate) fn launch(
     if forward.is_ok() {
         node.commit(job.walk, &mut views);
     }
-    match (stream.record(), forward) {
+    let recorded = stream.record();
+    times.launch = planned.elapsed();
+    match (recorded, forward) {
         (Ok(event), forward) => Attempt::Launched {
             event,
             error: forward.err(),

@@ -14,7 +14,8 @@ use super::Core;
 use crate::edge::OriginStep;
 use crate::event::Event;
 use crate::node::{Node, Stage};
-use crate::step::{self, Attempt, Job, Row};
+use crate::phase::Phase;
+use crate::step::{self, Attempt, Job, Row, Times};
 use crate::topology::CHAIN;
 
 /// Steps in flight: the one that runs and the staged one.
@@ -48,6 +49,7 @@ struct InFlight {
     /// It broke off half-way.
     error: Option<DeviceError>,
     launched_at: Instant,
+    queued_at: Instant,
 }
 
 /// The chain's nodes and steps.
@@ -106,6 +108,7 @@ impl Core {
             let Some((walk, rows)) = self.next_step(CHAIN) else {
                 return;
             };
+            self.phase(CHAIN, Phase::Admit, began.elapsed());
             self.launch_chain_step(walk, rows, began);
             self.shared.stats.lock().walks[walk].host_time += began.elapsed();
         }
@@ -126,6 +129,7 @@ impl Core {
         let waits = self.waits(CHAIN, walk, &rows);
         let stream = self.chain.stream.clone();
         let mut touches = std::mem::take(&mut self.chain.touches);
+        let mut times = Times::default();
         let attempt = step::launch(
             self.chain.node(node),
             job,
@@ -133,12 +137,15 @@ impl Core {
             &*stream,
             &waits,
             &mut touches,
+            &mut times,
         );
         touches.0.clear();
         self.chain.touches = touches;
         match attempt {
             Attempt::Launched { event, error } => {
                 self.lanes[CHAIN].seq = seq;
+                self.phase(CHAIN, Phase::Plan, times.plan);
+                self.phase(CHAIN, Phase::Launch, times.launch);
                 // The next step may be planned before this one lands, so the states go home at once.
                 for row in &mut rows {
                     self.swap_state(node, row);
@@ -151,6 +158,7 @@ impl Core {
                     event,
                     error,
                     launched_at: began,
+                    queued_at: Instant::now(),
                 });
             }
             Attempt::Refused(errors) => self.refused(walk, rows, errors),
@@ -238,6 +246,7 @@ impl Core {
         let now = Instant::now();
         let took = now - step.launched_at.max(self.chain.last_landing);
         self.chain.last_landing = now;
+        self.phase(CHAIN, Phase::Wait, now - step.queued_at);
         self.step_landed(walk, &rows, took);
         let node = self.topology.walks[walk].node;
         // Rows that ended at the step before are overrun: the node skips them.
@@ -248,8 +257,12 @@ impl Core {
                 self.swap_state(node, row);
             }
         }
+        let began = Instant::now();
         let outcomes = step::land(self.chain.node(node), job, &mut rows);
+        let made = Instant::now();
+        self.phase(CHAIN, Phase::Postprocess, made - began);
         self.settle(walk, rows, outcomes, &origin);
+        self.phase(CHAIN, Phase::Settle, made.elapsed());
         self.shared.stats.lock().walks[walk].host_time += now.elapsed();
     }
 

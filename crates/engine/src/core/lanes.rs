@@ -1,6 +1,7 @@
 //! Lanes from the engine thread's side: one order at a time to each launch thread, and what its report means.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use laneway_device::DeviceError;
 use laneway_plan::declaration::WalkKind;
@@ -10,6 +11,7 @@ use crate::edge::OriginStep;
 use crate::lane::{Order, Outcome, Report};
 use crate::node::{RowError, Stage};
 use crate::output::{Failure, FailureKind};
+use crate::phase::Phase;
 use crate::step::{Job, Row};
 
 impl Core {
@@ -18,9 +20,11 @@ impl Core {
         if self.lanes[lane].busy || self.lanes[lane].lost.is_some() {
             return;
         }
+        let began = Instant::now();
         let Some((walk, rows)) = self.next_step(lane) else {
             return;
         };
+        self.phase(lane, Phase::Admit, began.elapsed());
         let waits = self.waits(lane, walk, &rows);
         let info = &self.topology.walks[walk];
         let order = Order {
@@ -71,7 +75,9 @@ impl Core {
             Outcome::Landed(outcomes) => {
                 let origin = self.lanes[lane].landed.clone();
                 self.step_landed(walk, &rows, took);
+                let made = Instant::now();
                 self.settle(walk, rows, outcomes, &origin);
+                self.phase(lane, Phase::Settle, made.elapsed());
             }
             Outcome::Refused(errors) => self.refused(walk, rows, errors),
             Outcome::Failed(error) => self.step_failed(walk, rows, &error),

@@ -9,17 +9,27 @@ use super::Core;
 use crate::edge::Origin;
 use crate::node::{FinishReason, RequestId, RowOutcome};
 use crate::output::{Failure, FailureKind, OutputEvent};
+use crate::phase::Phase;
 use crate::request::Delivery;
 use crate::samples::Samples;
 use crate::step::Row;
 use crate::topology::{Topology, WalkInfo};
 
 impl Core {
+    /// Note what a part of a step on `lane` took.
+    pub(super) fn phase(&self, lane: usize, phase: Phase, took: Duration) {
+        self.shared.recorders.phase(lane, phase, took);
+    }
+
     /// Note what a step cost.
     pub(super) fn step_landed(&mut self, walk: usize, rows: &[Row], took: Duration) {
         self.shared.stats.lock().walks[walk].landed(rows.len(), took);
+        let recorders = &self.shared.recorders.walks[walk];
+        recorders.rows.add(rows.len() as u64);
+        recorders.device.add_time(took);
         if self.topology.walks[walk].kind == WalkKind::Stream {
             let items = rows.iter().map(|row| row.window.items.len()).sum();
+            recorders.items.add(items as u64);
             self.paces[walk].landed(items, took);
         }
     }
