@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use laneway_device::{DeviceError, Event as DeviceEvent, Stream, Touches};
 
+use crate::core::Carried;
 use crate::event::Event;
 use crate::node::{Node, RowError, RowOutcome};
 use crate::phase::{Phase, Recorders};
@@ -23,6 +24,8 @@ pub(crate) struct Order {
     pub(crate) job: Job,
     pub(crate) rows: Vec<Row>,
     pub(crate) waits: Vec<DeviceEvent>,
+    /// The node, when it may move, with the stream that it is on now.
+    pub(crate) carried: Option<Carried>,
 }
 
 /// How a step went.
@@ -37,6 +40,8 @@ pub(crate) struct Report {
     /// Recorded behind what was launched, if anything was.
     pub(crate) event: Option<DeviceEvent>,
     pub(crate) took: Duration,
+    /// As the order had it.
+    pub(crate) carried: Option<Carried>,
 }
 
 /// What became of the rows.
@@ -77,13 +82,23 @@ impl Lane {
                 outcome: Outcome::Stuck("a node panicked".into()),
                 event: None,
                 took: Duration::ZERO,
+                carried: None,
             };
+            let mut carried = order.carried;
             let stepped = catch_unwind(AssertUnwindSafe(|| {
-                self.step(order.node, order.job, &order.waits, &mut report, &mut touches)
+                self.step(
+                    order.node,
+                    order.job,
+                    &order.waits,
+                    carried.as_mut(),
+                    &mut report,
+                    &mut touches,
+                )
             }));
             report.outcome = stepped
                 .unwrap_or_else(|panic| Outcome::Stuck(format!("a node panicked: {}", message(&*panic))));
             report.took = started.elapsed();
+            report.carried = carried;
             if events.send(Event::LaneLanded(Box::new(report))).is_err() {
                 return;
             }
@@ -95,16 +110,22 @@ impl Lane {
         node: usize,
         job: Job,
         waits: &[DeviceEvent],
+        carried: Option<&mut Carried>,
         report: &mut Report,
         touches: &mut Touches,
     ) -> Outcome {
-        let found = self.nodes.iter_mut().find(|(index, _)| *index == node);
-        let node = &mut *found.expect("an order goes to the lane that owns its node").1;
+        let (node, stream) = match carried {
+            Some(carried) => (&mut *carried.node, carried.stream.clone()),
+            None => {
+                let found = self.nodes.iter_mut().find(|(index, _)| *index == node);
+                let found = found.expect("an order goes to the lane that owns its node");
+                (&mut *found.1, self.stream.clone())
+            }
+        };
         let fitting = step::fitting(node, job, &report.rows);
         report.left_over = report.rows.split_off(fitting);
         let mut times = Times::default();
-        let stream = &*self.stream;
-        let error = match step::launch(node, job, &mut report.rows, stream, waits, touches, &mut times) {
+        let error = match step::launch(node, job, &mut report.rows, &*stream, waits, touches, &mut times) {
             Attempt::Launched { event, error } => {
                 report.event = Some(event);
                 error

@@ -18,6 +18,8 @@ pub struct EngineStats {
     pub walks: Vec<WalkStats>,
     /// By lane; entry 0 is the chain's.
     pub phases: Vec<LanePhases>,
+    /// Nodes that move between the chain and their lane.
+    pub autos: Vec<AutoStats>,
     /// By resource.
     pub pools: Vec<PoolStats>,
     /// Requests that wait for admission.
@@ -48,6 +50,30 @@ impl EngineStats {
     }
 }
 
+/// Where a node that is left to measurement runs.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct AutoStats {
+    /// Node name.
+    pub node: Arc<str>,
+    /// What it may choose among: `chain`, `lane1`, `lane1-sms32`.
+    pub arms: Vec<Arc<str>>,
+    /// The arm that it is on, by its place among these.
+    pub in_force: usize,
+    /// Changes so far, by where to and why.
+    pub flips: Vec<FlipCount>,
+}
+
+/// Changes of one kind.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FlipCount {
+    /// The arm, by its place among the node's.
+    pub to: usize,
+    /// Why: `try`, `return`, `better` or `load`.
+    pub reason: &'static str,
+    /// How often.
+    pub count: u64,
+}
+
 /// Steps of one walk.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct WalkStats {
@@ -55,7 +81,7 @@ pub struct WalkStats {
     pub walk: Arc<str>,
     /// Node name.
     pub node: Arc<str>,
-    /// Lane id; 0 is the chain.
+    /// Lane id; 0 is the chain. For a node that moves, the lane that it is on now.
     pub lane: usize,
     /// What the walk is for.
     pub kind: Option<WalkKind>,

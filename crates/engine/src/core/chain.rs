@@ -16,7 +16,7 @@ use crate::event::Event;
 use crate::node::{Node, Stage};
 use crate::phase::Phase;
 use crate::step::{self, Attempt, Job, Row, Times};
-use crate::topology::CHAIN;
+use crate::topology::{CHAIN, Topology};
 
 /// Steps in flight: the one that runs and the staged one.
 pub(crate) const DEPTH: usize = 2;
@@ -91,6 +91,23 @@ impl Chain {
     fn node(&mut self, node: usize) -> &mut dyn Node {
         let found = self.nodes.iter_mut().find(|(index, _)| *index == node);
         &mut *found.expect("a chain walk's node is on the chain").1
+    }
+
+    /// Whether a step of the node is in flight.
+    pub(super) fn runs(&self, node: usize, topology: &Topology) -> bool {
+        let mut steps = self.in_flight.iter();
+        steps.any(|step| topology.walks[step.walk].node == node)
+    }
+
+    /// A node joins the chain.
+    pub(super) fn add_node(&mut self, node: usize, built: Box<dyn Node>) {
+        self.nodes.push((node, built));
+    }
+
+    /// A node leaves the chain.
+    pub(super) fn take_node(&mut self, node: usize) -> Option<Box<dyn Node>> {
+        let place = self.nodes.iter().position(|(index, _)| *index == node)?;
+        Some(self.nodes.swap_remove(place).1)
     }
 
     /// Stop waiting for further steps; the thread ends behind those it has.

@@ -26,6 +26,7 @@ impl Core {
         };
         self.phase(lane, Phase::Admit, began.elapsed());
         let waits = self.waits(lane, walk, &rows);
+        let carried = self.carry(self.topology.walks[walk].node);
         let info = &self.topology.walks[walk];
         let order = Order {
             walk,
@@ -37,6 +38,7 @@ impl Core {
             },
             rows,
             waits,
+            carried,
         };
         self.lanes[lane].busy = true;
         let orders = self.lanes[lane].orders.as_ref();
@@ -57,7 +59,11 @@ impl Core {
             outcome,
             event,
             took,
+            carried,
         } = report;
+        if let Some(carried) = carried {
+            self.park(self.topology.walks[walk].node, carried);
+        }
         self.lanes[lane].busy = false;
         self.lanes[lane].seq += 1;
         let landed = !matches!(outcome, Outcome::Stuck(_));
@@ -108,7 +114,7 @@ impl Core {
     /// A step failed as a whole, and nothing of it runs any more: its rows fail.
     pub(super) fn step_failed(&mut self, walk: usize, rows: Vec<Row>, error: &DeviceError) {
         let info = &self.topology.walks[walk];
-        let (lane, node) = (info.lane, info.node);
+        let (lane, node) = (self.lane_of(walk), info.node);
         let produces = matches!(info.kind, WalkKind::Entry | WalkKind::Loop);
         tracing::error!(walk = &*info.name, rows = rows.len(), %error, "a step failed");
         if matches!(error, DeviceError::StreamFailed { .. }) {

@@ -23,6 +23,7 @@ impl Core {
 
     /// Note what a step cost.
     pub(super) fn step_landed(&mut self, walk: usize, rows: &[Row], took: Duration) {
+        self.observe(walk, rows, took);
         self.shared.stats.lock().walks[walk].landed(rows.len(), took);
         let recorders = &self.shared.recorders.walks[walk];
         recorders.rows.add(rows.len() as u64);
@@ -102,7 +103,7 @@ impl Core {
             match topology.edges[edge].consumer {
                 Some(consumer) => {
                     // A consumer on the same stream runs behind it anyway.
-                    let crosses = topology.walks[consumer].lane != info.lane;
+                    let crosses = self.lane_by_node[topology.walks[consumer].node] != info.lane;
                     queue.arrive(outcome.items.drain(..), row.ring_row, crosses.then_some(origin));
                 }
                 None => {
@@ -289,7 +290,7 @@ impl Core {
         topology
             .walks
             .iter()
-            .filter(|walk| walk.lane == lane)
+            .filter(|walk| self.lane_by_node[walk.node] == lane)
             .any(|walk| match walk.kind {
                 WalkKind::Entry | WalkKind::Loop => request.ended.is_none(),
                 WalkKind::Once => walk.delivers.is_some_and(|edge| {
