@@ -40,6 +40,8 @@ pub(crate) struct Report {
     /// Recorded behind what was launched, if anything was.
     pub(crate) event: Option<DeviceEvent>,
     pub(crate) took: Duration,
+    /// The same by the device's clock, from the first operation to the last.
+    pub(crate) device: Option<Duration>,
     /// As the order had it.
     pub(crate) carried: Option<Carried>,
 }
@@ -82,6 +84,7 @@ impl Lane {
                 outcome: Outcome::Stuck("a node panicked".into()),
                 event: None,
                 took: Duration::ZERO,
+                device: None,
                 carried: None,
             };
             let mut carried = order.carried;
@@ -124,7 +127,10 @@ impl Lane {
         };
         let fitting = step::fitting(node, job, &report.rows);
         report.left_over = report.rows.split_off(fitting);
-        let mut times = Times::default();
+        let mut times = Times {
+            marks_start: true,
+            ..Times::default()
+        };
         let error = match step::launch(node, job, &mut report.rows, &*stream, waits, touches, &mut times) {
             Attempt::Launched { event, error } => {
                 report.event = Some(event);
@@ -139,6 +145,8 @@ impl Lane {
             .event
             .as_ref()
             .map(|event| event.synchronize(self.step_deadline));
+        let ends = times.start.as_ref().zip(report.event.as_ref());
+        report.device = ends.and_then(|(start, end)| end.since(start));
         self.recorders.phase(self.lane, Phase::Plan, times.plan);
         self.recorders.phase(self.lane, Phase::Launch, times.launch);
         self.recorders.phase(self.lane, Phase::Wait, launched.elapsed());

@@ -46,12 +46,15 @@ pub(crate) struct Job {
 }
 
 /// What the host spent on getting a step under way.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Default)]
 pub(crate) struct Times {
     /// Opening rows and planning.
     pub(crate) plan: Duration,
     /// Queueing it.
     pub(crate) launch: Duration,
+    /// Say where the step begins on its stream, for a stream whose steps do not follow each other closely.
+    pub(crate) marks_start: bool,
+    pub(crate) start: Option<Event>,
 }
 
 /// How a launch went.
@@ -127,12 +130,15 @@ pub(crate) fn launch(
             return Attempt::Failed(error);
         }
     }
+    if times.marks_start {
+        times.start = stream.mark();
+    }
     let launcher = Launcher { stream, touches };
     let forward = node.forward(job.walk, job.stage, n_rows, &launcher);
     if forward.is_ok() {
         node.commit(job.walk, &mut views);
     }
-    let recorded = stream.record();
+    let recorded = stream.record_timed();
     times.launch = planned.elapsed();
     match (recorded, forward) {
         (Ok(event), forward) => Attempt::Launched {

@@ -250,6 +250,10 @@ impl Core {
         let InFlight {
             walk, job, mut rows, ..
         } = step;
+        // Behind another step it began when that one ended; behind nothing, when it was launched.
+        let follows = step.launched_at < self.chain.last_landing;
+        let before = &self.lanes[CHAIN].landed.event;
+        let device = follows.then(|| step.event.since(before)).flatten();
         let origin = Arc::new(OriginStep {
             lane: CHAIN,
             seq,
@@ -264,7 +268,7 @@ impl Core {
         let took = now - step.launched_at.max(self.chain.last_landing);
         self.chain.last_landing = now;
         self.phase(CHAIN, Phase::Wait, now - step.queued_at);
-        self.step_landed(walk, &rows, took);
+        self.step_landed(walk, &rows, took, device);
         let node = self.topology.walks[walk].node;
         // Rows that ended at the step before are overrun: the node skips them.
         let produces = matches!(job.kind, WalkKind::Entry | WalkKind::Loop);

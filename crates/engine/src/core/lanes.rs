@@ -59,6 +59,7 @@ impl Core {
             outcome,
             event,
             took,
+            device,
             carried,
         } = report;
         if let Some(carried) = carried {
@@ -80,7 +81,7 @@ impl Core {
         match outcome {
             Outcome::Landed(outcomes) => {
                 let origin = self.lanes[lane].landed.clone();
-                self.step_landed(walk, &rows, took);
+                self.step_landed(walk, &rows, took, device);
                 let made = Instant::now();
                 self.settle(walk, rows, outcomes, &origin);
                 self.phase(lane, Phase::Settle, made.elapsed());

@@ -21,13 +21,20 @@ impl Core {
         self.shared.recorders.phase(lane, phase, took);
     }
 
-    /// Note what a step cost.
-    pub(super) fn step_landed(&mut self, walk: usize, rows: &[Row], took: Duration) {
-        self.observe(walk, rows, took);
+    /// Note what a step cost: `took` as the host saw it, `device` by the device's clock, where it has one.
+    pub(super) fn step_landed(
+        &mut self,
+        walk: usize,
+        rows: &[Row],
+        took: Duration,
+        device: Option<Duration>,
+    ) {
+        let device = device.unwrap_or(took);
+        self.observe(walk, rows, device);
         self.shared.stats.lock().walks[walk].landed(rows.len(), took);
         let recorders = &self.shared.recorders.walks[walk];
         recorders.rows.add(rows.len() as u64);
-        recorders.device.add_time(took);
+        recorders.device.add_time(device);
         if self.topology.walks[walk].kind == WalkKind::Stream {
             let items = rows.iter().map(|row| row.window.items.len()).sum();
             recorders.items.add(items as u64);
