@@ -52,6 +52,10 @@ pub const WORKER_STEP_ROWS: &str = "laneway_worker_step_rows";
 pub const WORKER_RESOURCE_USED: &str = "laneway_worker_resource_used";
 /// Slots or pages in all, by `resource`.
 pub const WORKER_RESOURCE_CAPACITY: &str = "laneway_worker_resource_capacity";
+/// Of a node under `lane: auto`, by `node` and `arm` (`chain`, `lane1`, `lane1-sms32`): 1 for the arm that it is on.
+pub const WORKER_ARM: &str = "laneway_worker_arm";
+/// Times that such a node moved, by `node`, `to` and `reason` (`try`, `return`, `better`, `load`).
+pub const WORKER_LANE_FLIPS: &str = "laneway_worker_lane_flips_total";
 /// Requests that ended, by `outcome`: a finish reason, or the label of an error code.
 pub const WORKER_FINISHED: &str = "laneway_worker_finished_total";
 
@@ -212,6 +216,16 @@ pub const METRICS: &[Metric] = &[
         WORKER_RESOURCE_CAPACITY,
         Kind::Gauge,
         "Slots or pages in all, by resource.",
+    ),
+    metric(
+        WORKER_ARM,
+        Kind::Gauge,
+        "1 for the arm that a node under lane: auto is on, 0 for its others.",
+    ),
+    metric(
+        WORKER_LANE_FLIPS,
+        Kind::Counter,
+        "Moves of nodes under lane: auto, by node, arm and reason.",
     ),
     metric(WORKER_FINISHED, Kind::Counter, "Requests that ended, by outcome."),
     metric(MANAGER_WORKERS, Kind::Gauge, "Registered workers, by state."),

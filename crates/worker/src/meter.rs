@@ -70,6 +70,26 @@ pub(crate) fn carry_over(before: &EngineStats, now: &EngineStats) {
             );
         }
     }
+    for (index, auto) in now.autos.iter().enumerate() {
+        let node = auto.node.to_string();
+        for (place, arm) in auto.arms.iter().enumerate() {
+            let labels = [("node", node.clone()), ("arm", arm.to_string())];
+            gauge!(metric::WORKER_ARM, &labels).set(f64::from(u8::from(place == auto.in_force)));
+        }
+        for flip in &auto.flips {
+            let labels = [
+                ("node", node.clone()),
+                ("to", auto.arms[flip.to].to_string()),
+                ("reason", flip.reason.to_owned()),
+            ];
+            let earlier = before.autos.get(index).map_or(&[][..], |auto| &auto.flips);
+            let same = earlier
+                .iter()
+                .find(|other| (other.to, other.reason) == (flip.to, flip.reason));
+            let new = flip.count - same.map_or(0, |flip| flip.count);
+            counter!(metric::WORKER_LANE_FLIPS, &labels).increment(new);
+        }
+    }
     if let Some(ratio) = steps_per_loop_step(before, now) {
         gauge!(metric::WORKER_CODEC_STEPS_PER_TALKER_STEP).set(ratio);
     }

@@ -95,6 +95,17 @@ impl View<'_> {
             );
         }
         lines.push(slots.trim_end().to_owned());
+        for [node, arm] in self.now.labels(metric::WORKER_ARM, ["node", "arm"]) {
+            if self
+                .now
+                .sum(metric::WORKER_ARM, &[("node", &node), ("arm", &arm)])
+                < 1.0
+            {
+                continue;
+            }
+            let flips = self.now.sum(metric::WORKER_LANE_FLIPS, &[("node", &node)]);
+            lines.push(format!("placement {node} on {arm}, {flips:.0} flips so far"));
+        }
     }
 
     fn steps(&self, lines: &mut Vec<String>) {
@@ -174,6 +185,8 @@ mod tests {
                 concat!(
                     "laneway_gateway_running 3\nlaneway_gateway_audio_samples_total {samples}\n",
                     "laneway_worker_running 3\nlaneway_worker_queued 1\nlaneway_worker_codec_steps_per_talker_step 0.48\n",
+                    "laneway_worker_arm{{node=\"Codec\",arm=\"chain\"}} 0\nlaneway_worker_arm{{node=\"Codec\",arm=\"lane1\"}} 1\n",
+                    "laneway_worker_lane_flips_total{{node=\"Codec\",to=\"lane1\",reason=\"return\"}} 7\n",
                     "laneway_worker_resource_capacity{{resource=\"codec_state\"}} 8\n",
                     "laneway_worker_resource_used{{resource=\"codec_state\"}} 3\n",
                     "laneway_worker_step_seconds_count{{lane=\"1\",walk=\"codec_chunk\"}} {steps}\n",
@@ -194,6 +207,7 @@ mod tests {
             "queued 1",
             "codec steps per talker step 0.48",
             "codec_state 3/8",
+            "Codec on lane1, 7 flips",
         ] {
             assert!(text.contains(part), "{part} is missing from\n{text}");
         }
