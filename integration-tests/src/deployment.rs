@@ -12,6 +12,8 @@ pub enum Placement {
     Chain,
     /// Beside the Talker, on a lane of its own.
     Lane,
+    /// Moved between the two by measurement.
+    Auto,
     /// In a worker of its own.
     Split,
 }
@@ -63,6 +65,7 @@ impl Deployment {
         let (codec, sharing) = match self.placement {
             Placement::Chain => ("ranks: [0]", ""),
             Placement::Lane => ("ranks: [0]\n    lane: 1", ""),
+            Placement::Auto => ("ranks: [0]\n    lane: auto\n    lane_id: 1", ""),
             Placement::Split => ("ranks: [1]", ""),
         };
         let Deployment {

@@ -9,6 +9,7 @@ mod profile;
 mod say;
 mod stdout;
 mod system;
+mod top;
 mod up;
 mod validate;
 mod verify;
@@ -58,6 +59,8 @@ enum Command {
     Kernels(kernels::Arguments),
     /// Run a model and time the stages of its steps.
     Profile(profile::Arguments),
+    /// Watch a running system: rates, queue, slots, phases of steps.
+    Top(top::Arguments),
     /// Ask a service whether it serves.
     Health(health::Arguments),
 }
@@ -121,6 +124,7 @@ async fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
         Command::Bench(arguments) => bench::run(arguments).await,
         Command::Kernels(arguments) => tokio::task::spawn_blocking(move || kernels::run(&arguments)).await?,
         Command::Profile(arguments) => tokio::task::spawn_blocking(move || profile::run(&arguments)).await?,
+        Command::Top(arguments) => top::run(arguments).await,
         Command::Health(arguments) => health::run(arguments).await,
     }
 }

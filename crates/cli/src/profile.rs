@@ -192,6 +192,7 @@ fn start(
             .map(|node| NodeConfig {
                 node: node.name.clone(),
                 lane: 0,
+                auto: None,
             })
             .collect(),
         resources: resources.collect(),

@@ -48,6 +48,9 @@ pub(crate) struct Arguments {
     /// Where worker and gateway find the engine-manager; the deployment's own address without one.
     #[arg(long)]
     engine_manager: Option<String>,
+    /// Serve Prometheus metrics on this address (`laneway top` reads them); port 0 takes a free one.
+    #[arg(long, env = "LANEWAY_METRICS_LISTEN")]
+    metrics_listen: Option<SocketAddr>,
     /// Seconds that a worker waits for its plan.
     #[arg(long, default_value_t = 120)]
     register_patience_s: u64,
@@ -59,6 +62,10 @@ pub(crate) async fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
     let services = served.deployment().services.clone();
     let drain = CancellationToken::new();
     laneway_telemetry::drain_on_signal(drain.clone())?;
+    if let Some(address) = arguments.metrics_listen {
+        let address = laneway_telemetry::serve_metrics(address).await?;
+        tracing::info!(metrics = %address, "metrics bound");
+    }
     let listen = |configured: &str| match arguments.listen {
         Some(address) => Ok(address),
         None => configured

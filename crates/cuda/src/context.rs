@@ -76,6 +76,8 @@ pub(crate) struct Context {
     captures: Mutex<Captures>,
     /// Events without timing, for reuse: making one costs more than recording it.
     events: Mutex<Vec<RawEvent>>,
+    /// The same, of those that tell the time.
+    timed_events: Mutex<Vec<RawEvent>>,
     /// For fills and uploads of the device itself. The lock is held while they run.
     service: Mutex<Stream>,
 }
@@ -118,6 +120,7 @@ impl Context {
             id: NEXT.fetch_add(1, Ordering::Relaxed),
             captures: Mutex::default(),
             events: Mutex::default(),
+            timed_events: Mutex::default(),
             service: Mutex::new(Handle(null_mut())),
         };
         context.bind()?;
@@ -200,18 +203,26 @@ impl Context {
         Ok(done)
     }
 
-    /// An event without timing; it goes back through [`Context::recycle_event`].
-    pub(crate) fn take_event(&self) -> Result<RawEvent> {
-        if let Some(event) = self.events.lock().pop() {
+    /// An event, with timing if asked for; it goes back through [`Context::recycle_event`].
+    pub(crate) fn take_event(&self, timed: bool) -> Result<RawEvent> {
+        if let Some(event) = self.spare_events(timed).lock().pop() {
             return Ok(event);
         }
-        self.create_event(sys::CUevent_flags_enum::CU_EVENT_DISABLE_TIMING)
+        self.create_event(if timed {
+            sys::CUevent_flags_enum::CU_EVENT_DEFAULT
+        } else {
+            sys::CUevent_flags_enum::CU_EVENT_DISABLE_TIMING
+        })
+    }
+
+    fn spare_events(&self, timed: bool) -> &Mutex<Vec<RawEvent>> {
+        if timed { &self.timed_events } else { &self.events }
     }
 
     /// A stream that waits for the event keeps the work that it was recorded behind, so the event itself may be
     /// recorded anew at once.
-    pub(crate) fn recycle_event(&self, event: RawEvent) {
-        self.events.lock().push(event);
+    pub(crate) fn recycle_event(&self, event: RawEvent, timed: bool) {
+        self.spare_events(timed).lock().push(event);
     }
 
     pub(crate) fn create_event(&self, flags: sys::CUevent_flags_enum) -> Result<RawEvent> {
@@ -289,7 +300,8 @@ impl Context {
 
 impl Drop for Context {
     fn drop(&mut self) {
-        let events = std::mem::take(&mut *self.events.lock());
+        let mut events = std::mem::take(&mut *self.events.lock());
+        events.append(&mut self.timed_events.lock());
         for event in events {
             self.destroy_event(event);
         }

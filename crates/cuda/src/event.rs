@@ -26,6 +26,8 @@ pub(crate) const FIRST_ID: u64 = 1 << 32;
 pub(crate) struct CudaEvent {
     context: Arc<Context>,
     raw: RawEvent,
+    /// It tells the time.
+    timed: bool,
     stream: Arc<str>,
     /// How it ended, once it is known.
     outcome: OnceLock<Result<()>>,
@@ -33,11 +35,17 @@ pub(crate) struct CudaEvent {
 
 impl CudaEvent {
     /// Record an event behind what is queued on `stream`.
-    pub(crate) fn record(context: &Arc<Context>, stream: Stream, name: &Arc<str>) -> Result<Event> {
+    pub(crate) fn record(
+        context: &Arc<Context>,
+        stream: Stream,
+        name: &Arc<str>,
+        timed: bool,
+    ) -> Result<Event> {
         static NEXT: AtomicU64 = AtomicU64::new(FIRST_ID);
         context.bind()?;
         let event = Self {
-            raw: context.take_event()?,
+            raw: context.take_event(timed)?,
+            timed,
             context: Arc::clone(context),
             stream: Arc::clone(name),
             outcome: OnceLock::new(),
@@ -93,7 +101,7 @@ impl CudaEvent {
 
 impl Drop for CudaEvent {
     fn drop(&mut self) {
-        self.context.recycle_event(self.raw);
+        self.context.recycle_event(self.raw, self.timed);
     }
 }
 
@@ -110,6 +118,20 @@ impl EventImpl for CudaEvent {
                 waited_ms: u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX),
             }),
         }
+    }
+
+    fn since(&self, earlier: &dyn EventImpl) -> Option<Duration> {
+        let earlier: &Self = earlier.as_any().downcast_ref()?;
+        if !(self.timed && earlier.timed && self.is_known_done() && earlier.is_known_done()) {
+            return None;
+        }
+        self.context.bind().ok()?;
+        let mut milliseconds = 0.0;
+        // SAFETY: both events are live and were recorded; the address is valid for a write.
+        let result = unsafe { sys::cuEventElapsedTime_v2(&mut milliseconds, earlier.raw.0, self.raw.0) };
+        self.context.check("cuEventElapsedTime", result).ok()?;
+        // Below zero: the other one was the earlier.
+        Duration::try_from_secs_f32(milliseconds / 1e3).ok()
     }
 
     fn as_any(&self) -> &dyn Any {

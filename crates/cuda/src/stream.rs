@@ -156,7 +156,16 @@ impl Stream for CudaStream {
 
     fn record(&self) -> Result<Event> {
         let _order = self.order.lock();
-        CudaEvent::record(&self.queue.context, self.raw, &self.queue.name)
+        CudaEvent::record(&self.queue.context, self.raw, &self.queue.name, false)
+    }
+
+    fn record_timed(&self) -> Result<Event> {
+        let _order = self.order.lock();
+        CudaEvent::record(&self.queue.context, self.raw, &self.queue.name, true)
+    }
+
+    fn mark(&self) -> Option<Event> {
+        self.record_timed().ok()
     }
 
     fn wait(&self, event: &Event) -> Result<()> {

@@ -106,7 +106,7 @@ impl Pieces {
         for _ in 0..2 {
             let memory = allocate_pinned_raw(context, PIECE_BYTES)?;
             let address = memory.0.expose_provenance() as u64;
-            pieces.staging.push((address, context.take_event()?));
+            pieces.staging.push((address, context.take_event(false)?));
         }
         Ok(pieces)
     }
@@ -135,7 +135,7 @@ impl Drop for Pieces {
         for (address, event) in self.staging.drain(..) {
             let memory = crate::context::host_pointer(address).cast();
             self.context.discard(Garbage::Pinned(Handle(memory)));
-            self.context.recycle_event(event);
+            self.context.recycle_event(event, false);
         }
     }
 }

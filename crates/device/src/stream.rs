@@ -101,6 +101,18 @@ pub trait Stream: Send + Sync + fmt::Debug {
     /// An event that completes when everything queued so far has run.
     fn record(&self) -> Result<Event>;
 
+    /// As [`Stream::record`], for [`Event::since`]: a device for which telling the time costs something does so only
+    /// here.
+    fn record_timed(&self) -> Result<Event> {
+        self.record()
+    }
+
+    /// A point to take the time from, which nobody waits for. `None` on a device without a clock, and where the stream
+    /// takes nothing more: whatever is queued next says so.
+    fn mark(&self) -> Option<Event> {
+        None
+    }
+
     /// Everything queued after this call runs after `event`, whichever stream it came from.
     fn wait(&self, event: &Event) -> Result<()>;
 
@@ -118,6 +130,11 @@ pub trait EventImpl: Send + Sync {
     fn is_done(&self) -> bool;
     /// Wait at most `timeout`. `Err` when the stream failed before the event or the time ran out.
     fn wait(&self, timeout: Duration) -> Result<()>;
+    /// Time from `earlier` to this event by the device's clock, once both have completed; `None` where it has none.
+    fn since(&self, earlier: &dyn EventImpl) -> Option<Duration> {
+        let _ = earlier;
+        None
+    }
     /// The device's own type.
     fn as_any(&self) -> &dyn Any;
 }
@@ -146,6 +163,12 @@ impl Event {
     /// operation before it failed.
     pub fn synchronize(&self, timeout: Duration) -> Result<()> {
         self.inner.wait(timeout)
+    }
+
+    /// Time from `earlier` to this event by the device's clock. `None` before both have completed, when one was
+    /// recorded by [`Stream::record`], when `earlier` was not the earlier one, and on a device without a clock.
+    pub fn since(&self, earlier: &Event) -> Option<Duration> {
+        self.inner.since(&*earlier.inner)
     }
 }
 

@@ -299,6 +299,7 @@ fn start(rows: usize, codec_lane: usize, device_step: Duration) -> (Engine, Engi
     let placed = |node: &str, lane| NodeConfig {
         node: node.into(),
         lane,
+        auto: None,
     };
     let resource = |key: &str, slots, page_size| ResourceConfig {
         key: key.into(),

@@ -50,8 +50,8 @@ impl std::fmt::Debug for EngineConfig {
 }
 
 impl EngineConfig {
-    /// The configuration that a worker plan asks for. A node that the plan leaves to measurement
-    /// (`lane: auto`) starts, and in this engine stays, on its lane.
+    /// The configuration that a worker plan asks for. A node that the plan leaves to measurement (`lane: auto`)
+    /// starts on its lane.
     pub fn from_plan(plan: &WorkerPlan, device: Arc<dyn Device>, model: Arc<dyn Model>) -> Self {
         let lanes = plan.lanes.iter().map(|lane| LaneConfig {
             priority: match lane.priority {
@@ -65,6 +65,18 @@ impl EngineConfig {
         let nodes = plan.nodes.iter().map(|placed| NodeConfig {
             node: placed.node.clone(),
             lane: placed.placement.lane_id() as usize,
+            auto: match placed.placement {
+                deployment::Placement::Auto(id) => Some(AutoConfig {
+                    sms: plan
+                        .lanes
+                        .iter()
+                        .find(|lane| lane.id == id)
+                        .map(|lane| lane.auto_sms.clone())
+                        .unwrap_or_default(),
+                    policy: AutoPolicy::Measured,
+                }),
+                _ => None,
+            },
         });
         let resources = plan.resources.iter().map(|resource| ResourceConfig {
             key: resource.key.clone(),
@@ -110,6 +122,26 @@ pub struct NodeConfig {
     pub node: String,
     /// Lane id; 0 is the chain.
     pub lane: usize,
+    /// It moves between the chain and its lane; `None`: it stays.
+    pub auto: Option<AutoConfig>,
+}
+
+/// A node that is left to measurement.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct AutoConfig {
+    /// Partitions of its lane to choose among, in SMs; 0 is none. Empty: the lane as it is.
+    pub sms: Vec<u32>,
+    /// Who chooses.
+    pub policy: AutoPolicy,
+}
+
+/// How the arm of a node is chosen.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AutoPolicy {
+    /// By what steps cost.
+    Measured,
+    /// The next arm each time that the node has made so many steps: to see that nothing depends on it.
+    Cycle(u32),
 }
 
 /// The size of a resource.

@@ -14,7 +14,7 @@ use laneway_device::{
 use laneway_plan::declaration::WalkKind;
 
 use crate::config::EngineConfig;
-use crate::core::{Chain, Core, CoreParts, DEPTH, LaneState, run_landing};
+use crate::core::{Arm, Auto, Chain, Core, CoreParts, DEPTH, LaneState, run_landing};
 use crate::edge::{Origin, OriginStep};
 use crate::event::Event;
 use crate::handle::{EngineHandle, Gate, Health, Shared};
@@ -72,8 +72,9 @@ pub struct Engine {
 /// Nodes of a lane by their index among the worker's.
 type Nodes = Vec<(usize, Box<dyn Node>)>;
 
-/// A lane is ready: most rows of a step for each of its walks, and what its warm-up ended with.
-type LaneReady = Result<(Vec<(usize, usize)>, Origin), StartError>;
+/// A lane is ready: most rows of a step for each of its walks, what its warm-up ended with, and those of its nodes
+/// that do not stay with its thread.
+type LaneReady = Result<(Vec<(usize, usize)>, Origin, Nodes), StartError>;
 
 impl Engine {
     /// Build pools, rings, streams and nodes, warm every node up on its own stream and thread, and return
@@ -90,6 +91,7 @@ impl Engine {
             .map(|pool| bind(&*config.device, pool))
             .collect::<Result<Vec<_>, _>>()?;
         let rings = rings(&*config.device, &topology)?;
+        let arms = arms(&config, &topology, &streams)?;
         // One message for each request that may be live, each lane's and chain step's landing, and a few.
         let limits = &topology.limits;
         let capacity = limits.max_running + limits.max_queue + topology.n_lanes + 16;
@@ -99,6 +101,7 @@ impl Engine {
             config,
             topology: topology.clone(),
             streams,
+            arms,
             resources,
             rings,
         });
@@ -177,6 +180,56 @@ fn streams(config: &EngineConfig) -> Result<Vec<Arc<dyn Stream>>, DeviceError> {
         .collect()
 }
 
+/// The arms of each node that may move: the chain, then its lane in each partition. Streams are made now, and
+/// captures on them with the warm-up: a flip makes nothing.
+fn arms(
+    config: &EngineConfig,
+    topology: &Topology,
+    streams: &[Arc<dyn Stream>],
+) -> Result<Vec<Vec<Arm>>, DeviceError> {
+    let nodes = topology.nodes.iter();
+    nodes
+        .map(|node| {
+            let Some(auto) = &node.auto else {
+                return Ok(Vec::new());
+            };
+            let lane = |sms: u32| {
+                let name = match sms {
+                    0 => lane_name(node.lane),
+                    sms => format!("{}-sms{sms}", lane_name(node.lane)),
+                };
+                let stream = match sms {
+                    0 => streams[node.lane].clone(),
+                    sms => config.device.create_stream(StreamConfig {
+                        name: name.clone(),
+                        priority: config.lanes[node.lane].priority,
+                        partition_sms: Some(sms),
+                    })?,
+                };
+                Ok(Arm {
+                    name: name.into(),
+                    lane: node.lane,
+                    stream,
+                })
+            };
+            let chain = Arm {
+                name: lane_name(CHAIN).into(),
+                lane: CHAIN,
+                stream: streams[CHAIN].clone(),
+            };
+            let as_it_is = [0];
+            let sms = if auto.sms.is_empty() {
+                &as_it_is[..]
+            } else {
+                &auto.sms
+            };
+            std::iter::once(Ok(chain))
+                .chain(sms.iter().map(|&sms| lane(sms)))
+                .collect()
+        })
+        .collect()
+}
+
 fn lane_name(lane: usize) -> String {
     match lane {
         CHAIN => "chain".into(),
@@ -220,6 +273,8 @@ struct Builder {
     config: EngineConfig,
     topology: Arc<Topology>,
     streams: Vec<Arc<dyn Stream>>,
+    /// By node; empty for one that stays.
+    arms: Vec<Vec<Arm>>,
     resources: Vec<BoundResource>,
     rings: Vec<Option<EdgeRing>>,
 }
@@ -237,19 +292,44 @@ impl Builder {
                     node: name.clone(),
                     source,
                 })?;
-                let stream = &*self.streams[lane];
-                let touches = Touches::none();
-                let launcher = Launcher {
-                    stream,
-                    touches: &touches,
-                };
-                built
-                    .warm_up(&launcher)
+                self.warm_up(&mut *built, index)
                     .and_then(|()| self.settled(lane).map(drop))
                     .map_err(|source| StartError::WarmUp { node: name, source })?;
                 Ok((index, built))
             })
             .collect()
+    }
+
+    /// Warm a node up on every stream that it may run on, one behind the other; its lane's comes last, so that the
+    /// rest of the start is behind all of it.
+    fn warm_up(&self, node: &mut dyn Node, index: usize) -> Result<(), DeviceError> {
+        let own = &self.streams[self.topology.nodes[index].lane];
+        let touches = Touches::none();
+        let warm = |node: &mut dyn Node, stream: &Arc<dyn Stream>| {
+            let launcher = Launcher {
+                stream: &**stream,
+                touches: &touches,
+            };
+            node.warm_up(&launcher)
+        };
+        let arms = &self.arms[index];
+        if arms.is_empty() {
+            return warm(node, own);
+        }
+        // The arm that it starts on is waited for by all others when it first leaves it.
+        let start = arms[1..].iter().chain(&arms[..1]).rev();
+        let mut last: Option<laneway_device::Event> = None;
+        for arm in start {
+            if let Some(event) = &last {
+                arm.stream.wait(event)?;
+            }
+            warm(node, &arm.stream)?;
+            let event = arm.stream.record()?;
+            // The host fills the same staging memory for the next.
+            event.synchronize(self.config.limits.start_deadline)?;
+            last = Some(event);
+        }
+        last.map_or(Ok(()), |event| own.wait(&event))
     }
 
     /// Wait until everything on the lane's stream has run.
@@ -347,6 +427,7 @@ fn build_core(
         let (orders, order_inbox) = sync_channel(1);
         let (ready, is_ready) = sync_channel(1);
         let (builder, events) = (builder.clone(), shared.events.clone());
+        let recorders = shared.recorders.clone();
         let thread = spawn(&lane_name(lane), move || {
             let nodes = match builder.nodes(lane) {
                 Ok(nodes) => nodes,
@@ -356,12 +437,21 @@ fn build_core(
                 }
             };
             let warmed_up = builder.settled(lane).map_err(StartError::Device);
-            let rows: LaneReady = warmed_up.map(|origin| (builder.max_rows(&nodes), origin));
+            let (moving, nodes): (Nodes, Nodes) = {
+                let moves = |index: usize| !builder.arms[index].is_empty();
+                nodes.into_iter().partition(|(index, _)| moves(*index))
+            };
+            let rows: LaneReady = warmed_up.map(|origin| {
+                let mut rows = builder.max_rows(&nodes);
+                rows.extend(builder.max_rows(&moving));
+                (rows, origin, moving)
+            });
             let served = Lane {
                 lane,
                 nodes,
                 stream: builder.streams[lane].clone(),
                 step_deadline: builder.config.limits.step_deadline,
+                recorders,
             };
             drop(builder);
             let is_ready = rows.is_ok();
@@ -376,14 +466,19 @@ fn build_core(
     let mut max_rows = vec![1; n_walks];
     let mut all_rows = builder.max_rows(&chain_nodes);
     let warmed_up = builder.settled(CHAIN)?;
+    let mut autos = Vec::new();
     let mut lanes = vec![LaneState::new(None, None, n_walks, warmed_up)];
     for ((lane, is_ready), (orders, thread)) in readies.into_iter().zip(threads) {
         let ready: LaneReady = is_ready.recv().map_err(|_| StartError::Thread {
             thread: lane_name(lane),
             problem: "it panicked while it built its nodes".into(),
         })?;
-        let (rows, warmed_up) = ready?;
+        let (rows, warmed_up, moving) = ready?;
         all_rows.extend(rows);
+        autos.extend(moving.into_iter().filter_map(|(node, built)| {
+            let auto = topology.nodes[node].auto.as_ref()?;
+            Some(Auto::new(node, builder.arms[node].clone(), auto.policy, built))
+        }));
         lanes.push(LaneState::new(Some(orders), Some(thread), n_walks, warmed_up));
     }
     for (walk, rows) in all_rows {
@@ -434,6 +529,7 @@ fn build_core(
         lanes,
         max_rows,
         playback_hz: builder.config.playback_hz,
+        autos,
     }))
 }
 
@@ -444,6 +540,7 @@ fn walk_stats(topology: &Topology) -> Vec<WalkStats> {
             walk: walk.name.clone(),
             node: topology.nodes[walk.node].name.clone(),
             lane: walk.lane,
+            kind: Some(walk.kind),
             ..WalkStats::default()
         })
         .collect()

@@ -15,6 +15,7 @@ use crate::control::{Canceller, Control, Ingress, Waker};
 use crate::event::Event;
 use crate::node::{EdgeResult, FinishReason, Payload, RequestId, RowError};
 use crate::output::{OutputEvent, RequestStream};
+use crate::phase::Recorders;
 use crate::stats::EngineStats;
 use crate::topology::Topology;
 
@@ -147,6 +148,7 @@ pub(crate) struct Shared {
     /// The last live request ended.
     pub(crate) all_ended: Condvar,
     pub(crate) stats: Mutex<EngineStats>,
+    pub(crate) recorders: Arc<Recorders>,
     pub(crate) health: watch::Sender<Health>,
     pub(crate) waker: Waker,
     pub(crate) events: SyncSender<Event>,
@@ -164,6 +166,7 @@ impl Shared {
             }),
             all_ended: Condvar::new(),
             stats: Mutex::default(),
+            recorders: Arc::new(Recorders::new(&topology)),
             health: watch::Sender::new(Health::Serving),
             waker: Waker::new(events.clone()),
             events,
@@ -294,7 +297,10 @@ impl EngineHandle {
 
     /// Numbers as of the engine's last turn.
     pub fn stats(&self) -> EngineStats {
-        self.shared.stats.lock().clone()
+        let mut stats = self.shared.stats.lock().clone();
+        stats.phases = self.shared.recorders.phases();
+        self.shared.recorders.fill(&mut stats.walks);
+        stats
     }
 
     /// Whether it can serve, now and whenever that changes.

@@ -9,9 +9,11 @@ use std::time::{Duration, Instant};
 
 use laneway_device::{DeviceError, Event as DeviceEvent, Stream, Touches};
 
+use crate::core::Carried;
 use crate::event::Event;
 use crate::node::{Node, RowError, RowOutcome};
-use crate::step::{self, Attempt, Job, Row};
+use crate::phase::{Phase, Recorders};
+use crate::step::{self, Attempt, Job, Row, Times};
 
 /// One step to run. Its `waits` are the events of the steps that made its inputs.
 #[derive(Debug)]
@@ -22,6 +24,8 @@ pub(crate) struct Order {
     pub(crate) job: Job,
     pub(crate) rows: Vec<Row>,
     pub(crate) waits: Vec<DeviceEvent>,
+    /// The node, when it may move, with the stream that it is on now.
+    pub(crate) carried: Option<Carried>,
 }
 
 /// How a step went.
@@ -36,6 +40,10 @@ pub(crate) struct Report {
     /// Recorded behind what was launched, if anything was.
     pub(crate) event: Option<DeviceEvent>,
     pub(crate) took: Duration,
+    /// The same by the device's clock, from the first operation to the last.
+    pub(crate) device: Option<Duration>,
+    /// As the order had it.
+    pub(crate) carried: Option<Carried>,
 }
 
 /// What became of the rows.
@@ -58,6 +66,7 @@ pub(crate) struct Lane {
     pub(crate) nodes: Vec<(usize, Box<dyn Node>)>,
     pub(crate) stream: Arc<dyn Stream>,
     pub(crate) step_deadline: Duration,
+    pub(crate) recorders: Arc<Recorders>,
 }
 
 impl Lane {
@@ -75,13 +84,24 @@ impl Lane {
                 outcome: Outcome::Stuck("a node panicked".into()),
                 event: None,
                 took: Duration::ZERO,
+                device: None,
+                carried: None,
             };
+            let mut carried = order.carried;
             let stepped = catch_unwind(AssertUnwindSafe(|| {
-                self.step(order.node, order.job, &order.waits, &mut report, &mut touches)
+                self.step(
+                    order.node,
+                    order.job,
+                    &order.waits,
+                    carried.as_mut(),
+                    &mut report,
+                    &mut touches,
+                )
             }));
             report.outcome = stepped
                 .unwrap_or_else(|panic| Outcome::Stuck(format!("a node panicked: {}", message(&*panic))));
             report.took = started.elapsed();
+            report.carried = carried;
             if events.send(Event::LaneLanded(Box::new(report))).is_err() {
                 return;
             }
@@ -93,14 +113,25 @@ impl Lane {
         node: usize,
         job: Job,
         waits: &[DeviceEvent],
+        carried: Option<&mut Carried>,
         report: &mut Report,
         touches: &mut Touches,
     ) -> Outcome {
-        let found = self.nodes.iter_mut().find(|(index, _)| *index == node);
-        let node = &mut *found.expect("an order goes to the lane that owns its node").1;
+        let (node, stream) = match carried {
+            Some(carried) => (&mut *carried.node, carried.stream.clone()),
+            None => {
+                let found = self.nodes.iter_mut().find(|(index, _)| *index == node);
+                let found = found.expect("an order goes to the lane that owns its node");
+                (&mut *found.1, self.stream.clone())
+            }
+        };
         let fitting = step::fitting(node, job, &report.rows);
         report.left_over = report.rows.split_off(fitting);
-        let error = match step::launch(node, job, &mut report.rows, &*self.stream, waits, touches) {
+        let mut times = Times {
+            marks_start: true,
+            ..Times::default()
+        };
+        let error = match step::launch(node, job, &mut report.rows, &*stream, waits, touches, &mut times) {
             Attempt::Launched { event, error } => {
                 report.event = Some(event);
                 error
@@ -109,14 +140,26 @@ impl Lane {
             Attempt::Failed(error) => return Outcome::Failed(error),
             Attempt::Lost(error) => return Outcome::Stuck(error.to_string()),
         };
+        let launched = Instant::now();
         let landing = report
             .event
             .as_ref()
             .map(|event| event.synchronize(self.step_deadline));
+        let ends = times.start.as_ref().zip(report.event.as_ref());
+        report.device = ends.and_then(|(start, end)| end.since(start));
+        self.recorders.phase(self.lane, Phase::Plan, times.plan);
+        self.recorders.phase(self.lane, Phase::Launch, times.launch);
+        self.recorders.phase(self.lane, Phase::Wait, launched.elapsed());
         match (landing, error) {
             (Some(Err(stuck @ DeviceError::Deadline { .. })), _) => Outcome::Stuck(stuck.to_string()),
             (_, Some(error)) | (Some(Err(error)), None) => Outcome::Failed(error),
-            _ => Outcome::Landed(step::land(node, job, &mut report.rows)),
+            _ => {
+                let landed = Instant::now();
+                let outcomes = step::land(node, job, &mut report.rows);
+                self.recorders
+                    .phase(self.lane, Phase::Postprocess, landed.elapsed());
+                Outcome::Landed(outcomes)
+            }
         }
     }
 }

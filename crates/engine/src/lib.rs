@@ -5,6 +5,7 @@
 //!
 //! Must not know: CUDA, any particular model, gRPC, files.
 
+mod auto;
 mod config;
 mod control;
 mod core;
@@ -16,6 +17,7 @@ mod lane;
 pub mod node;
 mod output;
 mod pace;
+mod phase;
 mod request;
 mod resource;
 mod samples;
@@ -24,10 +26,11 @@ mod stats;
 mod step;
 mod topology;
 
-pub use config::{EngineConfig, LaneConfig, Limits, NodeConfig, ResourceConfig};
+pub use config::{AutoConfig, AutoPolicy, EngineConfig, LaneConfig, Limits, NodeConfig, ResourceConfig};
 pub use control::Canceller;
 pub use engine::{Engine, StartError};
 pub use handle::{EngineHandle, Health, PushError, Submission, SubmitError};
 pub use output::{Failure, FailureKind, OutputEvent, RequestStats, RequestStream};
+pub use phase::{Histogram, LanePhases, Phase};
 pub use samples::{SamplePool, Samples};
-pub use stats::{EngineStats, PoolStats, STEP_MS_BUCKETS, WalkStats};
+pub use stats::{AutoStats, EngineStats, FlipCount, PoolStats, STEP_MS_BUCKETS, WalkStats};

@@ -193,7 +193,8 @@ pub trait Node: Send {
         rows: &mut [Option<StepRow<'_>>],
     ) -> Vec<RowOutcome>;
 
-    /// Make captures for the buckets and run every walk once on zeros, on the given launcher's stream.
+    /// Make captures for the buckets and run every walk once on zeros, on the given launcher's stream. A node that may
+    /// move is asked once for each of its streams, and keeps the captures of all.
     fn warm_up(&mut self, launcher: &Launcher<'_>) -> laneway_device::Result<()>;
 }
 
@@ -241,7 +242,8 @@ pub struct BoundResource {
 pub struct NodeContext {
     /// Where to allocate weights and workspaces.
     pub device: Arc<dyn Device>,
-    /// The stream it will run on: the chain's or its lane's.
+    /// The stream it will run on: the chain's or its lane's. A node that moves between the two is warmed up on every
+    /// stream that it may run on, and launched on the one that it is given.
     pub stream: Arc<dyn Stream>,
     /// Declared resources.
     pub resources: Vec<BoundResource>,

@@ -3,6 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use laneway_plan::declaration::WalkKind;
+
+use crate::phase::{Histogram, LanePhases};
+
 /// Upper bounds of the step-time buckets in milliseconds; the last bucket has none. They are finest around
 /// the budget of a frame.
 pub const STEP_MS_BUCKETS: [f64; 11] = [0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 1000.0];
@@ -12,6 +16,10 @@ pub const STEP_MS_BUCKETS: [f64; 11] = [0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 40
 pub struct EngineStats {
     /// By walk of this worker.
     pub walks: Vec<WalkStats>,
+    /// By lane; entry 0 is the chain's.
+    pub phases: Vec<LanePhases>,
+    /// Nodes that move between the chain and their lane.
+    pub autos: Vec<AutoStats>,
     /// By resource.
     pub pools: Vec<PoolStats>,
     /// Requests that wait for admission.
@@ -42,6 +50,30 @@ impl EngineStats {
     }
 }
 
+/// Where a node that is left to measurement runs.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct AutoStats {
+    /// Node name.
+    pub node: Arc<str>,
+    /// What it may choose among: `chain`, `lane1`, `lane1-sms32`.
+    pub arms: Vec<Arc<str>>,
+    /// The arm that it is on, by its place among these.
+    pub in_force: usize,
+    /// Changes so far, by where to and why.
+    pub flips: Vec<FlipCount>,
+}
+
+/// Changes of one kind.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FlipCount {
+    /// The arm, by its place among the node's.
+    pub to: usize,
+    /// Why: `try`, `return`, `better` or `load`.
+    pub reason: &'static str,
+    /// How often.
+    pub count: u64,
+}
+
 /// Steps of one walk.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct WalkStats {
@@ -49,8 +81,10 @@ pub struct WalkStats {
     pub walk: Arc<str>,
     /// Node name.
     pub node: Arc<str>,
-    /// Lane id; 0 is the chain.
+    /// Lane id; 0 is the chain. For a node that moves, the lane that it is on now.
     pub lane: usize,
+    /// What the walk is for.
+    pub kind: Option<WalkKind>,
     /// Steps landed.
     pub steps: u64,
     /// Rows in them.
@@ -64,6 +98,12 @@ pub struct WalkStats {
     pub host_time: Duration,
     /// Steps by time, one more than [`STEP_MS_BUCKETS`].
     pub step_time_buckets: [u64; STEP_MS_BUCKETS.len() + 1],
+    /// Rows of each step.
+    pub rows_of_steps: Histogram,
+    /// Items in the windows of each step; empty unless a stream edge feeds the walk.
+    pub items_of_steps: Histogram,
+    /// Nanoseconds that each step had the device, by its own clock where it has one.
+    pub device_time: Histogram,
 }
 
 impl WalkStats {

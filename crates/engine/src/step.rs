@@ -2,6 +2,7 @@
 //! on the engine thread, and for each lane, on its launch thread.
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use laneway_device::{DeviceError, Event, Launcher, Stream, Touches};
 use laneway_plan::declaration::WalkKind;
@@ -44,6 +45,18 @@ pub(crate) struct Job {
     pub(crate) stage: Stage,
 }
 
+/// What the host spent on getting a step under way.
+#[derive(Debug, Default)]
+pub(crate) struct Times {
+    /// Opening rows and planning.
+    pub(crate) plan: Duration,
+    /// Queueing it.
+    pub(crate) launch: Duration,
+    /// Say where the step begins on its stream, for a stream whose steps do not follow each other closely.
+    pub(crate) marks_start: bool,
+    pub(crate) start: Option<Event>,
+}
+
 /// How a launch went.
 #[derive(Debug)]
 pub(crate) enum Attempt {
@@ -84,7 +97,9 @@ pub(crate) fn launch(
     stream: &dyn Stream,
     waits: &[Event],
     touches: &mut Touches,
+    times: &mut Times,
 ) -> Attempt {
+    let began = Instant::now();
     let mut refused = Vec::new();
     for (index, row) in rows.iter_mut().enumerate() {
         if row.state.is_none() {
@@ -108,17 +123,24 @@ pub(crate) fn launch(
         Err(PlanError::Rows(errors)) => return Attempt::Refused(errors),
         Err(PlanError::Device(error)) => return Attempt::Failed(error),
     }
+    let planned = Instant::now();
+    times.plan = planned - began;
     for event in waits {
         if let Err(error) = stream.wait(event) {
             return Attempt::Failed(error);
         }
+    }
+    if times.marks_start {
+        times.start = stream.mark();
     }
     let launcher = Launcher { stream, touches };
     let forward = node.forward(job.walk, job.stage, n_rows, &launcher);
     if forward.is_ok() {
         node.commit(job.walk, &mut views);
     }
-    match (stream.record(), forward) {
+    let recorded = stream.record_timed();
+    times.launch = planned.elapsed();
+    match (recorded, forward) {
         (Ok(event), forward) => Attempt::Launched {
             event,
             error: forward.err(),

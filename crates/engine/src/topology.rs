@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use laneway_plan::declaration::{ChunkPolicy, Element, ModelDeclaration, WalkKind};
 
-use crate::config::{EngineConfig, Limits};
+use crate::config::{AutoConfig, EngineConfig, Limits};
 use crate::handle::Submission;
 use crate::node::{Amount, Model, Payload, RowError, WalkId};
 use crate::resource::Ask;
@@ -17,7 +17,9 @@ pub(crate) const CHAIN: usize = 0;
 #[derive(Debug)]
 pub(crate) struct NodeInfo {
     pub(crate) name: Arc<str>,
+    /// For one that moves, the lane that it may be on.
     pub(crate) lane: usize,
+    pub(crate) auto: Option<AutoConfig>,
     /// Indices of its pools.
     pub(crate) pools: Vec<usize>,
     /// It runs the entry or the loop walk: what it needs is reserved when the request is admitted.
@@ -351,12 +353,16 @@ fn nodes(
                 placed.node, placed.lane
             ));
         }
+        if let Some(auto) = &placed.auto {
+            check_auto(&placed.node, placed.lane, auto)?;
+        }
         if nodes.iter().any(|node| *node.name == *placed.node) {
             return Err(format!("node {} is placed twice", placed.node));
         }
         nodes.push(NodeInfo {
             name: placed.node.as_str().into(),
             lane: placed.lane,
+            auto: placed.auto.clone(),
             pools: (0..pools.len())
                 .filter(|&pool| declared.resources.iter().any(|key| *pools[pool].key == **key))
                 .collect(),
@@ -364,6 +370,23 @@ fn nodes(
         });
     }
     Ok(nodes)
+}
+
+/// Refuse what a node could not choose among.
+fn check_auto(node: &str, lane: usize, auto: &AutoConfig) -> Result<(), String> {
+    if lane == CHAIN {
+        return Err(format!(
+            "node {node} is left to measurement on lane 0, the chain: name the lane that it may move to"
+        ));
+    }
+    let repeated = (1..auto.sms.len()).find(|&at| auto.sms[..at].contains(&auto.sms[at]));
+    if let Some(at) = repeated {
+        return Err(format!(
+            "node {node} is to choose among partitions of {:?} SMs, of which {} is named twice",
+            auto.sms, auto.sms[at]
+        ));
+    }
+    Ok(())
 }
 
 /// The walks of this worker, and for each walk of the declaration its place among them.

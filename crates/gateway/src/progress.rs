@@ -19,11 +19,15 @@ pub(crate) struct Progress {
     first_audio: Option<Duration>,
     first_audible: Option<Duration>,
     last_chunk: Option<Instant>,
+    /// Longest that a chunk came after what was there had been played.
+    underrun: Duration,
 }
 
 impl Drop for Progress {
     fn drop(&mut self) {
-        if !self.begun() {
+        if self.begun() {
+            metrics::histogram!(metric::GATEWAY_UNDERRUN).record(self.underrun);
+        } else {
             metrics::gauge!(metric::GATEWAY_WAITING).decrement(1);
         }
     }
@@ -40,6 +44,7 @@ impl Progress {
             first_audio: None,
             first_audible: None,
             last_chunk: None,
+            underrun: Duration::ZERO,
         }
     }
 
@@ -66,6 +71,8 @@ impl Progress {
             metrics::gauge!(metric::GATEWAY_WAITING).decrement(1);
             metrics::histogram!(metric::GATEWAY_TTFA).record(since);
         }
+        let due = self.heard_at(self.samples, Duration::ZERO);
+        self.underrun = self.underrun.max(since.saturating_sub(due));
         if let Some(last) = self.last_chunk.replace(now) {
             metrics::histogram!(metric::GATEWAY_CHUNK_INTERVAL).record(now - last);
         }
@@ -134,6 +141,7 @@ mod tests {
         progress.chunk(&[0.0; 10], arrived);
         progress.chunk(&[1.0; 10], arrived + 500 * MS);
         assert_eq!(progress.timings(arrived).first_audible_us, Some(500_000));
+        assert_eq!(progress.underrun, 490 * MS, "10 ms of sound were there");
     }
 
     #[test]

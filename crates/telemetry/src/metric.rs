@@ -24,6 +24,9 @@ pub const GATEWAY_CANCELS: &str = "laneway_gateway_cancels_total";
 pub const GATEWAY_RETRIES: &str = "laneway_gateway_retries_total";
 /// Samples of audio delivered.
 pub const GATEWAY_AUDIO_SAMPLES: &str = "laneway_gateway_audio_samples_total";
+/// Seconds that a listener who plays from the first byte went without sound, the longest lag of a stream; one value
+/// a stream with audio, 0 for one that was never late.
+pub const GATEWAY_UNDERRUN: &str = "laneway_gateway_underrun_seconds";
 /// Workers that take requests and can be reached.
 pub const GATEWAY_WORKERS_SERVING: &str = "laneway_gateway_workers_serving";
 
@@ -35,12 +38,24 @@ pub const WORKER_RUNNING: &str = "laneway_worker_running";
 pub const WORKER_QUEUE_WAIT: &str = "laneway_worker_queue_wait_seconds";
 /// Seconds of one step, by `lane` and `walk`.
 pub const WORKER_STEP: &str = "laneway_worker_step_seconds";
+/// Seconds that one step had the device, by `lane` and `walk`: by the device's own clock where it has one.
+pub const WORKER_STEP_DEVICE: &str = "laneway_worker_step_device_seconds";
+/// Seconds of one phase of a step (`admit`, `plan`, `launch`, `wait`, `postprocess`, `settle`), by `lane` and `phase`.
+pub const WORKER_PHASE: &str = "laneway_worker_phase_seconds";
+/// Frames in the windows of one step, by `lane` and `walk`.
+pub const WORKER_STEP_ITEMS: &str = "laneway_worker_step_items";
+/// Codec steps for each Talker step, over the last interval in which the Talker stepped.
+pub const WORKER_CODEC_STEPS_PER_TALKER_STEP: &str = "laneway_worker_codec_steps_per_talker_step";
 /// Rows of one step, by `lane` and `walk`.
 pub const WORKER_STEP_ROWS: &str = "laneway_worker_step_rows";
 /// Slots or pages in use, by `resource`.
 pub const WORKER_RESOURCE_USED: &str = "laneway_worker_resource_used";
 /// Slots or pages in all, by `resource`.
 pub const WORKER_RESOURCE_CAPACITY: &str = "laneway_worker_resource_capacity";
+/// Of a node under `lane: auto`, by `node` and `arm` (`chain`, `lane1`, `lane1-sms32`): 1 for the arm that it is on.
+pub const WORKER_ARM: &str = "laneway_worker_arm";
+/// Times that such a node moved, by `node`, `to` and `reason` (`try`, `return`, `better`, `load`).
+pub const WORKER_LANE_FLIPS: &str = "laneway_worker_lane_flips_total";
 /// Requests that ended, by `outcome`: a finish reason, or the label of an error code.
 pub const WORKER_FINISHED: &str = "laneway_worker_finished_total";
 
@@ -55,8 +70,16 @@ pub const LATENCY_SECONDS: &[f64] = &[
 pub const STEP_SECONDS: &[f64] = &[
     0.0005, 0.001, 0.002, 0.003, 0.005, 0.008, 0.012, 0.02, 0.03, 0.05, 0.08, 0.16, 0.5, 2.0,
 ];
-/// Bounds of the rows of one step.
-pub const ROWS: &[f64] = &[1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0];
+/// Bounds of a phase of a step, seconds: from choosing rows to waiting for a device.
+pub const PHASE_SECONDS: &[f64] = &[
+    2e-6, 5e-6, 1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2, 0.2,
+];
+/// Bounds of an underrun, seconds. The first is what no listener hears.
+pub const UNDERRUN_SECONDS: &[f64] = &[0.001, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0];
+/// Bounds of the rows or frames of one step.
+pub const ROWS: &[f64] = &[
+    1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 24.0, 32.0, 48.0, 64.0, 96.0, 128.0, 256.0,
+];
 
 /// What a metric is.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -138,6 +161,11 @@ pub const METRICS: &[Metric] = &[
         "Samples of audio delivered.",
     ),
     metric(
+        GATEWAY_UNDERRUN,
+        Kind::Histogram(UNDERRUN_SECONDS),
+        "Longest time that the sound of a stream came late, one value a stream.",
+    ),
+    metric(
         GATEWAY_WORKERS_SERVING,
         Kind::Gauge,
         "Workers that take requests and can be reached.",
@@ -155,6 +183,26 @@ pub const METRICS: &[Metric] = &[
         "Seconds of one step, by lane and walk.",
     ),
     metric(
+        WORKER_STEP_DEVICE,
+        Kind::Histogram(PHASE_SECONDS),
+        "Seconds that one step had the device, by lane and walk.",
+    ),
+    metric(
+        WORKER_PHASE,
+        Kind::Histogram(PHASE_SECONDS),
+        "Seconds of one phase of a step, by lane and phase.",
+    ),
+    metric(
+        WORKER_STEP_ITEMS,
+        Kind::Histogram(ROWS),
+        "Frames in the windows of one step, by lane and walk.",
+    ),
+    metric(
+        WORKER_CODEC_STEPS_PER_TALKER_STEP,
+        Kind::Gauge,
+        "Codec steps for each Talker step, over the last interval.",
+    ),
+    metric(
         WORKER_STEP_ROWS,
         Kind::Histogram(ROWS),
         "Rows of one step, by lane and walk.",
@@ -168,6 +216,16 @@ pub const METRICS: &[Metric] = &[
         WORKER_RESOURCE_CAPACITY,
         Kind::Gauge,
         "Slots or pages in all, by resource.",
+    ),
+    metric(
+        WORKER_ARM,
+        Kind::Gauge,
+        "1 for the arm that a node under lane: auto is on, 0 for its others.",
+    ),
+    metric(
+        WORKER_LANE_FLIPS,
+        Kind::Counter,
+        "Moves of nodes under lane: auto, by node, arm and reason.",
     ),
     metric(WORKER_FINISHED, Kind::Counter, "Requests that ended, by outcome."),
     metric(MANAGER_WORKERS, Kind::Gauge, "Registered workers, by state."),

@@ -36,7 +36,7 @@ impl Reporter {
         let began = Instant::now();
         let busy = Mutex::new(BusyMeter {
             since: began,
-            busy_then: BTreeMap::new(),
+            busy_then: Vec::new(),
             share: BTreeMap::new(),
         });
         Reporter {
@@ -140,7 +140,8 @@ impl Reporter {
 #[derive(Debug)]
 struct BusyMeter {
     since: Instant,
-    busy_then: BTreeMap<usize, Duration>,
+    /// By walk: one that moved was busy on the lane that it is on now, as far as this can tell.
+    busy_then: Vec<Duration>,
     share: BTreeMap<usize, f64>,
 }
 
@@ -149,17 +150,18 @@ impl BusyMeter {
         let window = now - self.since;
         if window >= BUSY_WINDOW {
             let mut busy: BTreeMap<usize, Duration> = BTreeMap::new();
-            for walk in &stats.walks {
-                *busy.entry(walk.lane).or_default() += walk.step_time;
+            for (index, walk) in stats.walks.iter().enumerate() {
+                let before = self.busy_then.get(index).copied().unwrap_or_default();
+                *busy.entry(walk.lane).or_default() += walk.step_time.saturating_sub(before);
             }
-            let share = |(lane, total): (&usize, &Duration)| {
-                let before = self.busy_then.get(lane).copied().unwrap_or_default();
+            let share = |(lane, busy): (&usize, &Duration)| {
                 // The chain keeps two steps in flight, whose times overlap.
-                let share = total.saturating_sub(before).as_secs_f64() / window.as_secs_f64();
+                let share = busy.as_secs_f64() / window.as_secs_f64();
                 (*lane, share.min(1.0))
             };
             self.share = busy.iter().map(share).collect();
-            (self.since, self.busy_then) = (now, busy);
+            self.since = now;
+            self.busy_then = stats.walks.iter().map(|walk| walk.step_time).collect();
         }
         self.share.clone()
     }
@@ -194,7 +196,7 @@ mod tests {
         let began = Instant::now();
         let mut meter = BusyMeter {
             since: began,
-            busy_then: BTreeMap::new(),
+            busy_then: Vec::new(),
             share: BTreeMap::new(),
         };
         let at = |ms| began + Duration::from_millis(ms);

@@ -5,3 +5,4 @@ mod configuration;
 mod dependencies;
 mod life;
 mod speech;
+mod top;

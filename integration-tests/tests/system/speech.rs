@@ -75,9 +75,14 @@ async fn a_command_whose_reader_leaves_ends_quietly() -> anyhow::Result<()> {
 
 /// The same seed gives the same bytes wherever the codec runs, alone and in company, whatever the windows.
 #[tokio::test]
-async fn the_same_seed_gives_the_same_bytes_on_chain_lane_and_split() -> anyhow::Result<()> {
+async fn the_same_seed_gives_the_same_bytes_wherever_the_codec_runs() -> anyhow::Result<()> {
     let mut all: Vec<(String, Spoken)> = Vec::new();
-    for placement in [Placement::Chain, Placement::Lane, Placement::Split] {
+    for placement in [
+        Placement::Chain,
+        Placement::Lane,
+        Placement::Auto,
+        Placement::Split,
+    ] {
         let system = System::serving(&Deployment::new(placement)).await?;
         let speaker = system.speaker()?;
         all.push((

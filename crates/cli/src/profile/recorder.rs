@@ -110,6 +110,14 @@ impl Stream for RecordingStream {
         self.inner.record()
     }
 
+    fn record_timed(&self) -> Result<Event> {
+        self.inner.record_timed()
+    }
+
+    fn mark(&self) -> Option<Event> {
+        self.inner.mark()
+    }
+
     fn wait(&self, event: &Event) -> Result<()> {
         self.inner.wait(event)
     }

@@ -1,7 +1,7 @@
 //! Events of the CPU device: made by `CpuStream::record`, completed once by the stream's executor.
 
 use std::any::Any;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use super::spin;
@@ -22,6 +22,7 @@ pub(crate) struct CpuEvent {
     state: AtomicU8,
     failure: Mutex<Option<DeviceError>>,
     completed: Condvar,
+    completed_at: OnceLock<Instant>,
 }
 
 impl CpuEvent {
@@ -43,6 +44,7 @@ impl CpuEvent {
             state: AtomicU8::new(PENDING),
             failure: Mutex::new(None),
             completed: Condvar::new(),
+            completed_at: OnceLock::new(),
         }
     }
 
@@ -52,6 +54,8 @@ impl CpuEvent {
         if self.state.load(Ordering::Relaxed) != PENDING {
             return;
         }
+        // The first to set it is this one: the state is looked at under the lock.
+        let _ = self.completed_at.set(Instant::now());
         let state = match outcome {
             Ok(()) => DONE,
             Err(error) => {
@@ -121,6 +125,13 @@ impl EventImpl for CpuEvent {
                 waited_ms: u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX),
             })
         })
+    }
+
+    fn since(&self, earlier: &dyn EventImpl) -> Option<Duration> {
+        let earlier: &Self = earlier.as_any().downcast_ref()?;
+        self.completed_at
+            .get()?
+            .checked_duration_since(*earlier.completed_at.get()?)
     }
 
     fn as_any(&self) -> &dyn Any {

@@ -88,6 +88,10 @@ impl Stream for CpuStream {
         })
     }
 
+    fn mark(&self) -> Option<Event> {
+        self.record().ok()
+    }
+
     fn wait(&self, event: &Event) -> Result<()> {
         let Some(inner) = CpuEvent::of(event) else {
             return Err(DeviceError::BadOperation {

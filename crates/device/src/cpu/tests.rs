@@ -185,6 +185,23 @@ fn a_waiting_stream_runs_behind_the_event() {
 }
 
 #[test]
+fn events_tell_the_time_between_them() {
+    let device = device(1 << 20);
+    let stream = stream(&device, "chain");
+    let (closed, gate) = gate();
+    let before = stream.mark().unwrap();
+    stream.wait(&closed).unwrap();
+    let behind = stream.record_timed().unwrap();
+    before.synchronize(LONG).unwrap();
+    assert_eq!(behind.since(&before), None, "it has yet to complete");
+    std::thread::sleep(Duration::from_millis(3));
+    gate.complete(Ok(()));
+    behind.synchronize(LONG).unwrap();
+    assert!(behind.since(&before) >= Some(Duration::from_millis(3)));
+    assert_eq!(before.since(&behind), None, "the other way round");
+}
+
+#[test]
 fn a_wait_has_a_deadline() {
     let device = device(1 << 20);
     let stream = stream(&device, "lane1");

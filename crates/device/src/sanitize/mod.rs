@@ -188,6 +188,21 @@ impl SanitizedStream {
     fn check(&self, ops: &[Op], touches: &Touches, graph: bool) -> Result<()> {
         self.state.lock().launch(self.inner.id(), ops, touches, graph)
     }
+
+    /// The event that was just recorded on the device's stream.
+    fn wrap(&self, event: Event) -> Event {
+        let clock = self.state.lock().snapshot(self.inner.id());
+        Event {
+            id: event.id,
+            stream: Arc::clone(&event.stream),
+            inner: Arc::new(SanitizedEvent {
+                event,
+                clock,
+                observed: AtomicBool::new(false),
+                state: Arc::clone(&self.state),
+            }),
+        }
+    }
 }
 
 impl fmt::Debug for SanitizedStream {
@@ -214,18 +229,17 @@ impl Stream for SanitizedStream {
 
     fn record(&self) -> Result<Event> {
         let _order = self.order.lock();
-        let event = self.inner.record()?;
-        let clock = self.state.lock().snapshot(self.inner.id());
-        Ok(Event {
-            id: event.id,
-            stream: Arc::clone(&event.stream),
-            inner: Arc::new(SanitizedEvent {
-                event,
-                clock,
-                observed: AtomicBool::new(false),
-                state: Arc::clone(&self.state),
-            }),
-        })
+        Ok(self.wrap(self.inner.record()?))
+    }
+
+    fn record_timed(&self) -> Result<Event> {
+        let _order = self.order.lock();
+        Ok(self.wrap(self.inner.record_timed()?))
+    }
+
+    fn mark(&self) -> Option<Event> {
+        let _order = self.order.lock();
+        self.inner.mark().map(|event| self.wrap(event))
     }
 
     fn wait(&self, event: &Event) -> Result<()> {
@@ -294,6 +308,11 @@ impl EventImpl for SanitizedEvent {
             self.observe();
         }
         outcome
+    }
+
+    fn since(&self, earlier: &dyn EventImpl) -> Option<Duration> {
+        let earlier: &Self = earlier.as_any().downcast_ref()?;
+        self.event.since(&earlier.event)
     }
 
     fn as_any(&self) -> &dyn Any {

@@ -14,8 +14,9 @@ use super::Core;
 use crate::edge::OriginStep;
 use crate::event::Event;
 use crate::node::{Node, Stage};
-use crate::step::{self, Attempt, Job, Row};
-use crate::topology::CHAIN;
+use crate::phase::Phase;
+use crate::step::{self, Attempt, Job, Row, Times};
+use crate::topology::{CHAIN, Topology};
 
 /// Steps in flight: the one that runs and the staged one.
 pub(crate) const DEPTH: usize = 2;
@@ -48,6 +49,7 @@ struct InFlight {
     /// It broke off half-way.
     error: Option<DeviceError>,
     launched_at: Instant,
+    queued_at: Instant,
 }
 
 /// The chain's nodes and steps.
@@ -91,6 +93,23 @@ impl Chain {
         &mut *found.expect("a chain walk's node is on the chain").1
     }
 
+    /// Whether a step of the node is in flight.
+    pub(super) fn runs(&self, node: usize, topology: &Topology) -> bool {
+        let mut steps = self.in_flight.iter();
+        steps.any(|step| topology.walks[step.walk].node == node)
+    }
+
+    /// A node joins the chain.
+    pub(super) fn add_node(&mut self, node: usize, built: Box<dyn Node>) {
+        self.nodes.push((node, built));
+    }
+
+    /// A node leaves the chain.
+    pub(super) fn take_node(&mut self, node: usize) -> Option<Box<dyn Node>> {
+        let place = self.nodes.iter().position(|(index, _)| *index == node)?;
+        Some(self.nodes.swap_remove(place).1)
+    }
+
     /// Stop waiting for further steps; the thread ends behind those it has.
     pub(crate) fn end(&mut self) -> Option<JoinHandle<()>> {
         self.landing = None;
@@ -106,6 +125,7 @@ impl Core {
             let Some((walk, rows)) = self.next_step(CHAIN) else {
                 return;
             };
+            self.phase(CHAIN, Phase::Admit, began.elapsed());
             self.launch_chain_step(walk, rows, began);
             self.shared.stats.lock().walks[walk].host_time += began.elapsed();
         }
@@ -126,6 +146,7 @@ impl Core {
         let waits = self.waits(CHAIN, walk, &rows);
         let stream = self.chain.stream.clone();
         let mut touches = std::mem::take(&mut self.chain.touches);
+        let mut times = Times::default();
         let attempt = step::launch(
             self.chain.node(node),
             job,
@@ -133,12 +154,15 @@ impl Core {
             &*stream,
             &waits,
             &mut touches,
+            &mut times,
         );
         touches.0.clear();
         self.chain.touches = touches;
         match attempt {
             Attempt::Launched { event, error } => {
                 self.lanes[CHAIN].seq = seq;
+                self.phase(CHAIN, Phase::Plan, times.plan);
+                self.phase(CHAIN, Phase::Launch, times.launch);
                 // The next step may be planned before this one lands, so the states go home at once.
                 for row in &mut rows {
                     self.swap_state(node, row);
@@ -151,6 +175,7 @@ impl Core {
                     event,
                     error,
                     launched_at: began,
+                    queued_at: Instant::now(),
                 });
             }
             Attempt::Refused(errors) => self.refused(walk, rows, errors),
@@ -225,6 +250,10 @@ impl Core {
         let InFlight {
             walk, job, mut rows, ..
         } = step;
+        // Behind another step it began when that one ended; behind nothing, when it was launched.
+        let follows = step.launched_at < self.chain.last_landing;
+        let before = &self.lanes[CHAIN].landed.event;
+        let device = follows.then(|| step.event.since(before)).flatten();
         let origin = Arc::new(OriginStep {
             lane: CHAIN,
             seq,
@@ -238,7 +267,8 @@ impl Core {
         let now = Instant::now();
         let took = now - step.launched_at.max(self.chain.last_landing);
         self.chain.last_landing = now;
-        self.step_landed(walk, &rows, took);
+        self.phase(CHAIN, Phase::Wait, now - step.queued_at);
+        self.step_landed(walk, &rows, took, device);
         let node = self.topology.walks[walk].node;
         // Rows that ended at the step before are overrun: the node skips them.
         let produces = matches!(job.kind, WalkKind::Entry | WalkKind::Loop);
@@ -248,8 +278,12 @@ impl Core {
                 self.swap_state(node, row);
             }
         }
+        let began = Instant::now();
         let outcomes = step::land(self.chain.node(node), job, &mut rows);
+        let made = Instant::now();
+        self.phase(CHAIN, Phase::Postprocess, made - began);
         self.settle(walk, rows, outcomes, &origin);
+        self.phase(CHAIN, Phase::Settle, made.elapsed());
         self.shared.stats.lock().walks[walk].host_time += now.elapsed();
     }
 

@@ -1,6 +1,7 @@
 //! Lanes from the engine thread's side: one order at a time to each launch thread, and what its report means.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use laneway_device::DeviceError;
 use laneway_plan::declaration::WalkKind;
@@ -10,6 +11,7 @@ use crate::edge::OriginStep;
 use crate::lane::{Order, Outcome, Report};
 use crate::node::{RowError, Stage};
 use crate::output::{Failure, FailureKind};
+use crate::phase::Phase;
 use crate::step::{Job, Row};
 
 impl Core {
@@ -18,10 +20,13 @@ impl Core {
         if self.lanes[lane].busy || self.lanes[lane].lost.is_some() {
             return;
         }
+        let began = Instant::now();
         let Some((walk, rows)) = self.next_step(lane) else {
             return;
         };
+        self.phase(lane, Phase::Admit, began.elapsed());
         let waits = self.waits(lane, walk, &rows);
+        let carried = self.carry(self.topology.walks[walk].node);
         let info = &self.topology.walks[walk];
         let order = Order {
             walk,
@@ -33,6 +38,7 @@ impl Core {
             },
             rows,
             waits,
+            carried,
         };
         self.lanes[lane].busy = true;
         let orders = self.lanes[lane].orders.as_ref();
@@ -53,7 +59,12 @@ impl Core {
             outcome,
             event,
             took,
+            device,
+            carried,
         } = report;
+        if let Some(carried) = carried {
+            self.park(self.topology.walks[walk].node, carried);
+        }
         self.lanes[lane].busy = false;
         self.lanes[lane].seq += 1;
         let landed = !matches!(outcome, Outcome::Stuck(_));
@@ -70,8 +81,10 @@ impl Core {
         match outcome {
             Outcome::Landed(outcomes) => {
                 let origin = self.lanes[lane].landed.clone();
-                self.step_landed(walk, &rows, took);
+                self.step_landed(walk, &rows, took, device);
+                let made = Instant::now();
                 self.settle(walk, rows, outcomes, &origin);
+                self.phase(lane, Phase::Settle, made.elapsed());
             }
             Outcome::Refused(errors) => self.refused(walk, rows, errors),
             Outcome::Failed(error) => self.step_failed(walk, rows, &error),
@@ -102,7 +115,7 @@ impl Core {
     /// A step failed as a whole, and nothing of it runs any more: its rows fail.
     pub(super) fn step_failed(&mut self, walk: usize, rows: Vec<Row>, error: &DeviceError) {
         let info = &self.topology.walks[walk];
-        let (lane, node) = (info.lane, info.node);
+        let (lane, node) = (self.lane_of(walk), info.node);
         let produces = matches!(info.kind, WalkKind::Entry | WalkKind::Loop);
         tracing::error!(walk = &*info.name, rows = rows.len(), %error, "a step failed");
         if matches!(error, DeviceError::StreamFailed { .. }) {

@@ -4,6 +4,7 @@
 //! Started by [`crate::Engine::start`]; ends on [`Event::Shutdown`], or when a node of the chain panics.
 
 mod admit;
+mod arms;
 mod chain;
 mod flags;
 mod lanes;
@@ -18,6 +19,7 @@ use std::time::{Duration, Instant};
 
 use laneway_device::Event as DeviceEvent;
 
+pub(crate) use arms::{Arm, Auto, Carried};
 pub(crate) use chain::{Chain, DEPTH, run_landing};
 
 use crate::edge::Origin;
@@ -92,6 +94,11 @@ pub(crate) struct Core {
     next_tick: Instant,
     /// What windows cost, by walk.
     paces: Vec<Pace>,
+    /// The lane of each node as it is.
+    lane_by_node: Vec<usize>,
+    /// Nodes that may move.
+    autos: Vec<Auto>,
+    began: Instant,
     /// Scratch: ready rows by walk, and the walks that have any.
     candidates: Vec<Vec<usize>>,
     ready: Vec<Ready>,
@@ -107,12 +114,14 @@ pub(crate) struct CoreParts {
     pub(crate) lanes: Vec<LaneState>,
     pub(crate) max_rows: Vec<usize>,
     pub(crate) playback_hz: u32,
+    pub(crate) autos: Vec<Auto>,
 }
 
 impl Core {
     pub(crate) fn new(parts: CoreParts) -> Self {
         let n_walks = parts.topology.walks.len();
-        Self {
+        let lane_by_node = parts.topology.nodes.iter().map(|node| node.lane).collect();
+        let mut core = Self {
             topology: parts.topology,
             shared: parts.shared,
             events: parts.events,
@@ -129,7 +138,12 @@ impl Core {
             paces: vec![Pace::default(); n_walks],
             candidates: vec![Vec::new(); n_walks],
             ready: Vec::with_capacity(n_walks),
-        }
+            lane_by_node,
+            autos: parts.autos,
+            began: Instant::now(),
+        };
+        core.place_autos();
+        core
     }
 
     /// Serve until shutdown.
@@ -182,6 +196,7 @@ impl Core {
         if let Some((lane, error)) = self.resources.collect() {
             self.lose_lane(lane, &format!("a released slot could not be zeroed: {error}"));
         }
+        self.move_nodes();
         self.admit();
         for lane in CHAIN + 1..self.lanes.len() {
             self.fill_lane(lane);

@@ -24,7 +24,7 @@ impl Core {
     pub(super) fn next_step(&mut self, lane: usize) -> Option<(usize, Vec<Row>)> {
         self.ready.clear();
         for walk in 0..self.topology.walks.len() {
-            if self.topology.walks[walk].lane == lane {
+            if self.lane_of(walk) == lane && !self.is_moving(self.topology.walks[walk].node) {
                 self.find_ready(walk);
             }
         }
@@ -67,7 +67,7 @@ impl Core {
                 walk,
                 kind,
                 urgent,
-                passed_over: self.lanes[self.topology.walks[walk].lane].turns.passed_over(walk),
+                passed_over: self.lanes[self.lane_of(walk)].turns.passed_over(walk),
             });
         }
         self.candidates[walk] = places;
@@ -302,7 +302,7 @@ impl Core {
         // read of them; it has completed, and the wait only says so to the stream.
         let consumer = info.produces.and_then(|edge| self.topology.edges[edge].consumer);
         if let Some(consumer) = consumer {
-            wait_for(&self.lanes[self.topology.walks[consumer].lane].landed);
+            wait_for(&self.lanes[self.lane_of(consumer)].landed);
         }
         origins.iter().map(|origin| origin.event.clone()).collect()
     }

@@ -9,17 +9,35 @@ use super::Core;
 use crate::edge::Origin;
 use crate::node::{FinishReason, RequestId, RowOutcome};
 use crate::output::{Failure, FailureKind, OutputEvent};
+use crate::phase::Phase;
 use crate::request::Delivery;
 use crate::samples::Samples;
 use crate::step::Row;
 use crate::topology::{Topology, WalkInfo};
 
 impl Core {
-    /// Note what a step cost.
-    pub(super) fn step_landed(&mut self, walk: usize, rows: &[Row], took: Duration) {
+    /// Note what a part of a step on `lane` took.
+    pub(super) fn phase(&self, lane: usize, phase: Phase, took: Duration) {
+        self.shared.recorders.phase(lane, phase, took);
+    }
+
+    /// Note what a step cost: `took` as the host saw it, `device` by the device's clock, where it has one.
+    pub(super) fn step_landed(
+        &mut self,
+        walk: usize,
+        rows: &[Row],
+        took: Duration,
+        device: Option<Duration>,
+    ) {
+        let device = device.unwrap_or(took);
+        self.observe(walk, rows, device);
         self.shared.stats.lock().walks[walk].landed(rows.len(), took);
+        let recorders = &self.shared.recorders.walks[walk];
+        recorders.rows.add(rows.len() as u64);
+        recorders.device.add_time(device);
         if self.topology.walks[walk].kind == WalkKind::Stream {
             let items = rows.iter().map(|row| row.window.items.len()).sum();
+            recorders.items.add(items as u64);
             self.paces[walk].landed(items, took);
         }
     }
@@ -92,7 +110,7 @@ impl Core {
             match topology.edges[edge].consumer {
                 Some(consumer) => {
                     // A consumer on the same stream runs behind it anyway.
-                    let crosses = topology.walks[consumer].lane != info.lane;
+                    let crosses = self.lane_by_node[topology.walks[consumer].node] != info.lane;
                     queue.arrive(outcome.items.drain(..), row.ring_row, crosses.then_some(origin));
                 }
                 None => {
@@ -279,7 +297,7 @@ impl Core {
         topology
             .walks
             .iter()
-            .filter(|walk| walk.lane == lane)
+            .filter(|walk| self.lane_by_node[walk.node] == lane)
             .any(|walk| match walk.kind {
                 WalkKind::Entry | WalkKind::Loop => request.ended.is_none(),
                 WalkKind::Once => walk.delivers.is_some_and(|edge| {

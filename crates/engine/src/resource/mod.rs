@@ -130,6 +130,13 @@ impl Resources {
         refused
     }
 
+    /// The pool's owner runs on another stream from here on, which is behind the one before: so are the zeroes.
+    pub(crate) fn zero_on(&mut self, pool: usize, lane: usize, stream: Arc<dyn Stream>) {
+        if let Some(zero) = &mut self.pools[pool].zero {
+            (zero.lane, zero.stream) = (lane, stream);
+        }
+    }
+
     /// Slots in use of pool `index`, those of steps in flight included.
     pub(crate) fn used(&self, index: usize) -> u32 {
         self.pools[index].pool.used()

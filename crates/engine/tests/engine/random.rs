@@ -3,7 +3,7 @@
 //! zero.
 
 use laneway_engine::node::FinishReason;
-use laneway_engine::{FailureKind, Limits, RequestStream, SubmitError};
+use laneway_engine::{AutoConfig, AutoPolicy, FailureKind, Limits, RequestStream, SubmitError};
 use proptest::prelude::*;
 
 use crate::support::model::{CHUNK, DECODE, PREFILL, PRIME, REF_ENCODE};
@@ -96,6 +96,13 @@ impl Listener {
     }
 }
 
+fn cycle(every: u32) -> AutoConfig {
+    AutoConfig {
+        sms: Vec::new(),
+        policy: AutoPolicy::Cycle(every),
+    }
+}
+
 fn play(config: RigConfig, actions: Vec<Action>) {
     let rig = Rig::start(config);
     let mut listeners: Vec<Listener> = Vec::new();
@@ -185,10 +192,12 @@ proptest! {
         max_rows in 1usize..5,
         output_events in 1usize..6,
         playback_hz in prop::sample::select(vec![1u32, 24_000]),
+        moves in prop::sample::select(vec![None, Some(1u32), Some(3)]),
     ) {
         play(
             RigConfig {
                 nodes: vec![("Talker", 0), ("Codec", lanes[0]), ("RefEncoder", lanes[1])],
+                auto: moves.filter(|_| lanes[0] > 0).map(|every| ("Codec", cycle(every))),
                 max_rows,
                 pages,
                 talker_slots: 4,

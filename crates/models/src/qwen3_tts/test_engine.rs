@@ -8,8 +8,8 @@ use laneway_device::Device;
 use laneway_device::sanitize::Sanitizer;
 use laneway_engine::node::{FinishReason, Model};
 use laneway_engine::{
-    Engine, EngineConfig, EngineHandle, LaneConfig, Limits, NodeConfig, OutputEvent, RequestStream,
-    ResourceConfig, Submission,
+    AutoConfig, AutoPolicy, Engine, EngineConfig, EngineHandle, LaneConfig, Limits, NodeConfig, OutputEvent,
+    RequestStream, ResourceConfig, Submission,
 };
 use laneway_models_decl::Sizing;
 use laneway_plan::declaration::ChunkPolicy;
@@ -80,10 +80,21 @@ impl Running {
 
     /// As [`Running::new`], on this device.
     pub(crate) fn on(
+        machine: (Arc<dyn Device>, Sanitizer),
+        model: Arc<Qwen3Tts>,
+        nodes: &[(&str, usize)],
+        rows: usize,
+    ) -> Self {
+        Self::moving(machine, model, nodes, rows, None)
+    }
+
+    /// As [`Running::on`], with a node that moves between the chain and its lane every so many of its steps.
+    pub(crate) fn moving(
         (device, sanitizer): (Arc<dyn Device>, Sanitizer),
         model: Arc<Qwen3Tts>,
         nodes: &[(&str, usize)],
         rows: usize,
+        moves: Option<(&str, u32)>,
     ) -> Self {
         let lanes = nodes.iter().map(|(_, lane)| lane + 1).max().unwrap_or(1);
         let lane = || LaneConfig {
@@ -113,6 +124,12 @@ impl Running {
                 .map(|(node, lane)| NodeConfig {
                     node: (*node).into(),
                     lane: *lane,
+                    auto: moves
+                        .filter(|(moving, _)| moving == node)
+                        .map(|(_, every)| AutoConfig {
+                            sms: Vec::new(),
+                            policy: AutoPolicy::Cycle(every),
+                        }),
                 })
                 .collect(),
             resources: resources.collect(),

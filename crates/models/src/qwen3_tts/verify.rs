@@ -217,6 +217,7 @@ impl Bench {
             .map(|(lane, node)| NodeConfig {
                 node: node.name.clone(),
                 lane,
+                auto: None,
             });
         let resources = declaration.resources.iter().map(|resource| ResourceConfig {
             key: resource.key.clone(),

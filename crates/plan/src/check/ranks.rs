@@ -235,7 +235,20 @@ impl Loaded {
         ranks: &[RankSpec],
         inventory: Option<&DeviceInventory>,
     ) {
-        for (key, sms) in group.partitions() {
+        let partitions = group.partitions();
+        for (at, (key, sms)) in partitions.iter().enumerate() {
+            // A fixed one beside these is refused for being there at all.
+            let among = |key: &str| key.contains(".auto.");
+            let before = &partitions[..at];
+            if before.iter().any(|(other, same)| among(other) && same == sms) {
+                let message = format!("a partition of {sms} SMs is named twice");
+                let remedy = "name each once";
+                self.add(Violation::new(Reason::SmPartition, key, message, remedy));
+            }
+        }
+        let wanted: u32 = partitions.iter().map(|(_, sms)| sms).sum();
+        for (at, (key, sms)) in partitions.iter().enumerate() {
+            let last = at + 1 == partitions.len();
             let violation = match raw.device {
                 None => None,
                 Some(DeviceKind::Cpu) => Some((
@@ -246,7 +259,10 @@ impl Loaded {
                     let on = ranks.iter().filter(|rank| group.ranks.contains(&rank.rank));
                     let mut devices =
                         on.filter_map(|rank| inventory?.find(&DeviceKind::Cuda.name(rank.device)));
-                    devices.find_map(|device| partition_problem(device, sms))
+                    devices.find_map(|device| {
+                        partition_problem(device, *sms)
+                            .or_else(|| partitions_problem(device, wanted).filter(|_| last))
+                    })
                 }
             };
             if let Some((message, remedy)) = violation {
@@ -254,6 +270,21 @@ impl Loaded {
             }
         }
     }
+}
+
+/// Why the device cannot make all partitions of a lane, which are there at once, side by side.
+fn partitions_problem(device: &DeviceSpec, wanted: u32) -> Option<(String, String)> {
+    let step = device.partition_granularity.max(1);
+    let all = device.sms / step * step;
+    (wanted > all).then(|| {
+        (
+            format!(
+                "the partitions of the lane are {wanted} SMs together; {} has {all} for them",
+                device.name
+            ),
+            "choose among fewer or smaller ones".to_owned(),
+        )
+    })
 }
 
 /// Why the device cannot make a partition of `sms`, and what it can.

@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 use laneway_device::Priority;
 use laneway_engine::node::{FinishReason, Payload};
 use laneway_engine::{
-    Engine, EngineConfig, EngineHandle, EngineStats, Failure, FailureKind, LaneConfig, Limits, NodeConfig,
-    OutputEvent, RequestStats, RequestStream, ResourceConfig, Submission,
+    AutoConfig, Engine, EngineConfig, EngineHandle, EngineStats, Failure, FailureKind, LaneConfig, Limits,
+    NodeConfig, OutputEvent, RequestStats, RequestStream, ResourceConfig, Submission,
 };
 
 pub(crate) use device::FakeDevice;
@@ -25,6 +25,8 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 pub(crate) struct RigConfig {
     /// Node and lane.
     pub(crate) nodes: Vec<(&'static str, usize)>,
+    /// The node that moves between the chain and its lane.
+    pub(crate) auto: Option<(&'static str, AutoConfig)>,
     pub(crate) max_rows: usize,
     pub(crate) pages: u32,
     pub(crate) talker_slots: u32,
@@ -38,6 +40,7 @@ impl Default for RigConfig {
     fn default() -> Self {
         Self {
             nodes: vec![("Talker", 0), ("Codec", 1)],
+            auto: None,
             max_rows: 8,
             pages: 256,
             talker_slots: 16,
@@ -179,6 +182,11 @@ pub(crate) fn engine_config(device: Arc<FakeDevice>, model: FakeModel, config: &
             .map(|&(node, lane)| NodeConfig {
                 node: node.into(),
                 lane,
+                auto: config
+                    .auto
+                    .as_ref()
+                    .filter(|(moving, _)| *moving == node)
+                    .map(|(_, auto)| auto.clone()),
             })
             .collect(),
         resources: vec![

@@ -139,8 +139,10 @@ pub struct CodecStep {
     stages: [StageBuffers; STAGES],
     /// Memory of the samples that listeners have.
     handed_out: Arc<SamplePool>,
-    /// Frames that passes are filled up to, ascending, with their captures; `None`: passes have their own shape.
-    graphs: Option<BTreeMap<usize, Option<Graph>>>,
+    /// Frames that passes are filled up to, ascending; `None`: passes have their own shape.
+    buckets: Option<Vec<usize>>,
+    /// Captures by the stream that they were made on, and by frames: a node may run on more than one.
+    graphs: BTreeMap<(u64, usize), Graph>,
 }
 
 #[derive(Debug)]
@@ -188,7 +190,6 @@ impl CodecStep {
                 windows: Vec::new(),
             })
         };
-        let graphs = || buckets(pass_frames).into_iter().map(|frames| (frames, None));
         Ok(Self {
             codebooks,
             samples_per_frame: decoder.samples_per_frame(),
@@ -198,7 +199,8 @@ impl CodecStep {
             codes: buffer("codes", DType::I32, pass_frames * codebooks, Place::Device)?,
             stages: [stage()?, stage()?],
             handed_out: SamplePool::new(max_window * decoder.samples_per_frame(), WINDOWS_HELD * max_rows),
-            graphs: (!device.facts().exact_buckets).then(|| graphs().collect()),
+            buckets: (!device.facts().exact_buckets).then(|| buckets(pass_frames).into_iter().collect()),
+            graphs: BTreeMap::new(),
             device,
         })
     }
@@ -207,19 +209,18 @@ impl CodecStep {
     fn shape(&self, windows: &[StreamWindow<'_>], ring: bool) -> PassShape {
         let items = || windows.iter().flat_map(|window| window.items);
         let frames = items().count();
-        match &self.graphs {
+        match &self.buckets {
             None => PassShape {
                 windows: windows.len(),
                 frames,
                 ring: ring && items().any(|item| item.ring_row.is_some()),
                 host: items().any(|item| item.ring_row.is_none()),
             },
-            Some(graphs) => {
+            Some(buckets) => {
                 // The last bucket is the most frames of a pass.
-                let bucket = graphs
-                    .range(frames..)
-                    .next()
-                    .map_or(frames, |(bucket, _)| *bucket);
+                let bucket = buckets[buckets.partition_point(|&bucket| bucket < frames)..]
+                    .first()
+                    .map_or(frames, |bucket| *bucket);
                 self.bucket_shape(bucket, ring)
             }
         }
@@ -341,14 +342,17 @@ impl CodecStep {
                 dst: self.indices.slice(0, words),
             })?;
             start += words;
-            match &self.graphs {
+            match &self.buckets {
                 None => self.run_pass(launcher, pass.shape, decoder, pool, ring)?,
-                Some(graphs) => {
+                Some(_) => {
                     let frames = pass.shape.frames;
-                    let graph = graphs.get(&frames).and_then(Option::as_ref);
+                    let graph = self.graphs.get(&(launcher.stream.id(), frames));
                     let graph = graph.ok_or_else(|| DeviceError::BadOperation {
                         op: "forward",
-                        problem: format!("no capture of {frames} codec frames: run warm_up first"),
+                        problem: format!(
+                            "no capture of {frames} codec frames on {:?}: run warm_up on it first",
+                            launcher.stream
+                        ),
                     })?;
                     launcher.stream.replay(graph, launcher.touches)?;
                 }
@@ -366,8 +370,8 @@ impl CodecStep {
         Ok(())
     }
 
-    /// Make the captures, if this device wants any, and run each on padding alone: a graph's first launch takes
-    /// longer than those behind it.
+    /// Make the captures for this stream, if this device wants any, and run each on padding alone: a graph's first
+    /// launch takes longer than those behind it.
     ///
     /// # Errors
     /// Whatever the stream refuses.
@@ -378,11 +382,13 @@ impl CodecStep {
         pool: &BoundResource,
         ring: Option<&EdgeRing>,
     ) -> Result<()> {
-        let Some(graphs) = &self.graphs else { return Ok(()) };
+        let Some(buckets) = self.buckets.clone() else {
+            return Ok(());
+        };
         let mut touches = Touches::none();
         touches.write(pool.pool.slice(0, 0));
         self.touch_operands(ring, &mut touches);
-        for frames in graphs.keys().copied().collect::<Vec<_>>() {
+        for frames in buckets {
             let shape = self.bucket_shape(frames, ring.is_some());
             let graph = launcher.stream.capture(&mut |stream| {
                 let touches = &Touches::none();
@@ -399,9 +405,7 @@ impl CodecStep {
             launcher.stream.replay(&graph, &touches)?;
             // The next one is staged in the same place.
             launcher.stream.record()?.synchronize(WARM_UP_DEADLINE)?;
-            if let Some(graphs) = &mut self.graphs {
-                graphs.insert(frames, Some(graph));
-            }
+            self.graphs.insert((launcher.stream.id(), frames), graph);
         }
         Ok(())
     }

@@ -64,6 +64,42 @@ fn padding_changes_neither_a_code_nor_a_sample() {
     }
 }
 
+/// The codec's arm changes every few of its steps, with exact shapes and with captures for each of its streams.
+#[test]
+fn moving_the_codec_changes_no_sample() {
+    let model = tiny("custom_voice");
+    let frames = |i: usize| 4 + 3 * i as u32;
+    let still = Running::new(model.clone(), WITH_CODEC, 1);
+    let alone: Vec<_> = (0..8).map(|i| still.run(request(&model, i, frames(i)))).collect();
+    for every in [1, 3] {
+        let (device, sanitizer, counts) = bucketed();
+        for machine in [laneway_device::testing::cpu(), (device, sanitizer)] {
+            let running = Running::moving(machine, model.clone(), WITH_CODEC, 8, Some((CODEC, every)));
+            let captures = counts.of("lane1").captures;
+            assert_eq!(together(&running, 8, frames), alone, "moved every {every} steps");
+            let flips = running.handle.stats().autos[0].flips.clone();
+            assert!(flips.iter().map(|flip| flip.count).sum::<u64>() >= 4, "{flips:?}");
+            assert_eq!(counts.of("lane1").captures, captures, "a flip never captures");
+        }
+    }
+}
+
+/// Clones: the primed state of a stream moves with it.
+#[test]
+fn moving_the_codec_changes_no_sample_of_a_clone() {
+    let model = tiny("base");
+    let nodes = &[(TALKER, 0), (CODEC, 1), (REF_ENCODER, 2)];
+    let still = Running::new(model.clone(), nodes, 1);
+    let machine = laneway_device::testing::cpu();
+    let running = Running::moving(machine, model.clone(), nodes, 5, Some((CODEC, 2)));
+    let streams: Vec<_> = (0..5)
+        .map(|i| running.submit(&format!("clone {i}"), clone_request(&model, i), None))
+        .collect();
+    for (i, stream) in streams.into_iter().enumerate() {
+        assert!(finish(stream) == still.run(clone_request(&model, i)), "clone {i}");
+    }
+}
+
 /// Every second one an in-context clone, whose reference primes the codec.
 fn clone_request(model: &Qwen3Tts, i: usize) -> TtsRequest {
     let samples: Vec<f32> = (0..9000 + 1920 * i)

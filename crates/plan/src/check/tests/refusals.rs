@@ -393,6 +393,24 @@ fn plain_cases() -> Vec<Case> {
             "write 16 or 24",
         ),
         Case::file(
+            SmPartition,
+            (
+                "lane: 1",
+                "lane: auto\n    lane_id: 1\n    auto: { sms: [0, 16, 16] }",
+            ),
+            11,
+            "name each once",
+        ),
+        Case::file(
+            SmPartition,
+            (
+                "lane: 1",
+                "lane: auto\n    lane_id: 1\n    auto: { sms: [40, 96] }",
+            ),
+            11,
+            "fewer or smaller",
+        ),
+        Case::file(
             RankSkips,
             ("[Encoder]\n    lane: 2", "[Encoder]\n    ranks: [2]"),
             11,

@@ -220,8 +220,6 @@ impl Kit {
         stage: Stage,
         rows: &[StepRow<'_>],
     ) -> Result<(), PlanError> {
-        let on_lane = self.context.stream.config().name.starts_with("lane");
-        assert!(!on_lane || stage == Stage(0), "a lane's buffers are not doubled");
         for row in rows {
             *self
                 .log
@@ -260,6 +258,8 @@ impl Kit {
         launcher: &Launcher<'_>,
         index: laneway_device::View,
     ) -> laneway_device::Result<()> {
+        let on_lane = launcher.stream.config().name.starts_with("lane");
+        assert!(!on_lane || stage == Stage(0), "a lane's buffers are not doubled");
         match self.broken[stage.0] {
             Some(Fault::Forward(..)) => Err(DeviceError::BadOperation {
                 op: "Fake",
