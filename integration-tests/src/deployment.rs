@@ -16,6 +16,9 @@ pub enum Placement {
     Auto,
     /// In a worker of its own.
     Split,
+    /// On a lane, as [`Placement::Lane`], of a model that clones voices and whose weights come from a seed; its
+    /// reference encoder is on another.
+    Cloning,
 }
 
 /// A deployment of the demo model.
@@ -62,11 +65,20 @@ impl Deployment {
     }
 
     fn yaml(&self) -> String {
-        let (codec, sharing) = match self.placement {
+        let lane = "ranks: [0]\n    lane: 1";
+        let (codec, encoder) = match self.placement {
             Placement::Chain => ("ranks: [0]", ""),
-            Placement::Lane => ("ranks: [0]\n    lane: 1", ""),
+Placement::Lane => (lane, ""),
             Placement::Auto => ("ranks: [0]\n    lane: auto\n    lane_id: 1", ""),
             Placement::Split => ("ranks: [1]", ""),
+            Placement::Cloning => (lane, "  - nodes: [RefEncoder]\n    ranks: [0]\n    lane: 2\n"),
+        };
+        let weights = match self.placement {
+            Placement::Cloning => {
+                let model = checkout().join("integration-tests/golden/tiny/model-base");
+                format!("random:7\nmodel_config: {}", model.display())
+            }
+            _ => demo_model().display().to_string(),
         };
         let Deployment {
             max_rows,
@@ -86,7 +98,7 @@ node_groups:
     walks: [talker_prefill, talker_decode]
   - nodes: [Codec]
     {codec}
-{sharing}resources:
+{encoder}resources:
   talker_kv: {{ pages: {pages}, page_size: 16 }}
   codec_state: {{ slots: {max_rows} }}
 limits:
@@ -96,8 +108,7 @@ limits:
   max_frames: 1024
 services:
   drain_timeout: {drain_timeout}
-",
-            weights = demo_model().display(),
+"
         )
     }
 }

@@ -22,6 +22,12 @@ pub const DEFAULT_CALLER_SECONDS: u64 = 30;
 /// Largest request message: half a minute of reference clip in f32 at 48 kHz, with room.
 const MAX_REQUEST_BYTES: usize = 8 * 1024 * 1024;
 
+/// [`DEFAULT_MAX_IN_FLIGHT`] as what it is checked to be.
+const DEFAULT_STREAMS: NonZeroUsize = match NonZeroUsize::new(DEFAULT_MAX_IN_FLIGHT) {
+    Some(streams) => streams,
+    None => NonZeroUsize::MIN,
+};
+
 /// Environment variables of the flags.
 mod environment {
     pub(super) const LISTEN: &str = "LANEWAY_GATEWAY_LISTEN";
@@ -124,6 +130,8 @@ pub struct LinkConfig {
     pub poll_interval: Duration,
     /// Until a status or a cancel counts as unanswered.
     pub unary_timeout: Duration,
+    /// Streams that may wait for their readers in one connection. [`Config::build`] makes it what is admitted.
+    pub max_streams: NonZeroUsize,
 }
 
 /// Waits inside a stream. Each ends the stream (or the attempt) when it runs out; the caller's own deadline ends it
@@ -149,6 +157,7 @@ impl Default for LinkConfig {
             keep_alive_timeout: Duration::from_secs(3),
             poll_interval: Duration::from_millis(500),
             unary_timeout: Duration::from_secs(2),
+            max_streams: DEFAULT_STREAMS,
         }
     }
 }
@@ -170,7 +179,7 @@ impl Config {
         Self {
             listen,
             discovery,
-            max_in_flight: NonZeroUsize::new(DEFAULT_MAX_IN_FLIGHT).expect("the default is not zero"),
+            max_in_flight: DEFAULT_STREAMS,
             max_text_chars: None,
             max_request_bytes: MAX_REQUEST_BYTES,
             drain_bound: Duration::from_secs(DEFAULT_DRAIN_SECONDS),

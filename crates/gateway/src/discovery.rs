@@ -22,10 +22,27 @@ const MAX_BACKOFF: Duration = Duration::from_secs(5);
 /// to a busy machine; a call that fails finds a dead worker sooner.
 const MAX_MISSED: u32 = 3;
 
+/// Bytes of a stream that its worker may send ahead of its reader.
+pub(crate) const STREAM_WINDOW_BYTES: u32 = 64 << 10;
+
+/// Largest window that HTTP/2 has.
+const MAX_WINDOW_BYTES: u32 = (1 << 31) - 1;
+
+/// Room in a connection for what all its streams may hold unread, so that callers who do not read cannot keep the
+/// rest of them from their audio.
+fn connection_window(n_streams: usize) -> u32 {
+    let n_streams = u32::try_from(n_streams).unwrap_or(u32::MAX).saturating_add(1);
+    n_streams
+        .saturating_mul(STREAM_WINDOW_BYTES)
+        .min(MAX_WINDOW_BYTES)
+}
+
 /// A lazily connected channel that notices a peer which is gone without a word.
 pub(crate) fn channel(uri: Uri, config: &LinkConfig) -> Channel {
     Endpoint::from(uri)
         .connect_timeout(config.connect_timeout)
+        .initial_stream_window_size(STREAM_WINDOW_BYTES)
+        .initial_connection_window_size(connection_window(config.max_streams.get()))
         .http2_keep_alive_interval(config.keep_alive_interval)
         .keep_alive_timeout(config.keep_alive_timeout)
         .keep_alive_while_idle(true)

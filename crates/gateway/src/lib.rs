@@ -16,6 +16,7 @@ mod encode;
 mod facts;
 mod health;
 mod progress;
+mod readable;
 mod relay;
 mod routing;
 mod server;

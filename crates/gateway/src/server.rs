@@ -18,6 +18,7 @@ use tonic::transport::server::TcpIncoming;
 use crate::admission::Admission;
 use crate::config::Config;
 use crate::drain::{Shutdown, drained};
+use crate::readable::Readable;
 use crate::routing::{Roster, Router, run_roster};
 use crate::speech::Api;
 use crate::{discovery, health};
@@ -72,13 +73,14 @@ impl Config {
     ///
     /// # Errors
     /// The address cannot be bound.
-    pub async fn build(self) -> Result<Gateway, BuildError> {
+    pub async fn build(mut self) -> Result<Gateway, BuildError> {
         let bind = |source| BuildError::Bind {
             address: self.listen,
             source,
         };
         let listener = TcpListener::bind(self.listen).await.map_err(bind)?;
         let address = listener.local_addr().map_err(bind)?;
+        self.link.max_streams = self.max_in_flight;
         Ok(Gateway {
             config: self,
             listener,
@@ -148,9 +150,9 @@ impl Gateway {
             .http2_max_header_list_size(MAX_HEADER_BYTES)
             .max_concurrent_streams(admission.n_permits().saturating_add(EXTRA_CALLS))
             .http2_keepalive_interval(Some(CALLER_KEEP_ALIVE))
-            .add_service(speech)
-            .add_service(ModelsServer::new(api.clone()))
-            .add_service(RequestsServer::new(api))
+            .add_service(Readable(speech))
+            .add_service(Readable(ModelsServer::new(api.clone())))
+            .add_service(Readable(RequestsServer::new(api)))
             .add_service(health_service)
             .add_optional_service(v1.transpose()?)
             .add_optional_service(v1alpha.transpose()?)

@@ -11,6 +11,8 @@ pub enum ErrorCode {
     InvalidText,
     /// The text is longer than the limit.
     TextTooLong,
+    /// The request is larger than the limit.
+    RequestTooLarge,
     /// The model has no such voice.
     UnknownVoice,
     /// The model has no such language.
@@ -83,7 +85,7 @@ const fn row(
 }
 
 /// Every code, in the order of the enum.
-pub const ERROR_CODES: [ErrorCodeRow; 22] = [
+pub const ERROR_CODES: [ErrorCodeRow; 23] = [
     row(
         ErrorCode::InvalidArgument,
         "INVALID_ARGUMENT",
@@ -104,6 +106,13 @@ pub const ERROR_CODES: [ErrorCodeRow; 22] = [
         Code::InvalidArgument,
         400,
         "text_too_long",
+    ),
+    row(
+        ErrorCode::RequestTooLarge,
+        "REQUEST_TOO_LARGE",
+        Code::ResourceExhausted,
+        413,
+        "request_too_large",
     ),
     row(
         ErrorCode::UnknownVoice,

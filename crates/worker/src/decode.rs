@@ -99,38 +99,46 @@ impl Decoding {
             waiting: VecDeque::new(),
             end: End::Open,
         };
+        let responses = self.responses.clone();
         loop {
-            let room = frames.waiting.is_empty();
+            let all_pushed = frames.waiting.is_empty();
+            // Room first: a request whose caller takes nothing parks in the engine.
+            let next = async {
+                let room = responses.reserve().await.map_err(|_| Gone)?;
+                Ok::<_, Gone>((room, self.running.events.next().await))
+            };
             tokio::select! {
                 biased;
-                () = self.responses.closed() => return Ok(None),
-                event = self.running.events.next() => match event {
-                    Some(OutputEvent::Samples { samples, .. }) => {
-                        if Self::send(&self.responses, Piece::Audio(meter.audio(&samples))).await.is_err() {
-                            return Ok(None);
+                () = responses.closed() => return Ok(None),
+                next = next => match next {
+                    Err(Gone) => return Ok(None),
+                    Ok((room, event)) => match event {
+                        Some(OutputEvent::Samples { samples, .. }) => {
+                            room.send(Ok(Piece::Audio(meter.audio(&samples)).into()));
                         }
-                    }
-                    Some(OutputEvent::Finished { reason, stats }) => return Ok(Some(meter.finished(reason, &stats))),
-                    Some(OutputEvent::Failed(failure)) => return Err(failure::of_engine(failure)),
-                    Some(OutputEvent::Started { queued }) => {
-                        meter::queued(queued);
-                        let started = Piece::Started(self.running.started());
-                        if Self::send(&self.responses, started).await.is_err() {
-                            return Ok(None);
+                        Some(OutputEvent::Finished { reason, stats }) => {
+                            return Ok(Some(meter.finished(reason, &stats)));
                         }
-                    }
-                    Some(OutputEvent::Items { .. } | OutputEvent::Result { .. }) => {}
-                    None => {
-                        tracing::error!("an event stream ended without its terminal event");
-                        return Err(Failure::internal());
-                    }
+                        Some(OutputEvent::Failed(failure)) => return Err(failure::of_engine(failure)),
+                        Some(OutputEvent::Started { queued }) => {
+                            meter::queued(queued);
+                            room.send(Ok(Piece::Started(self.running.started()).into()));
+                        }
+                        Some(OutputEvent::Items { .. } | OutputEvent::Result { .. }) => {}
+                        None => {
+                            tracing::error!("an event stream ended without its terminal event");
+                            return Err(Failure::internal());
+                        }
+                    },
                 },
-                message = inbound.next(), if room && frames.end == End::Open => match message {
+                // Whatever the engine has room for: frames that nobody reads would pile up in the connection that all
+                // requests share, which gives up over many small messages. The sender keeps a window.
+                message = inbound.next(), if frames.end == End::Open => match message {
                     Some(Ok(message)) => frames.take(message, self.shape, self.running.max_frames)?,
                     // A half-closed call without its end is a caller that died.
                     Some(Err(_)) | None => return Ok(None),
                 },
-                () = tokio::time::sleep(RETRY_PUSH), if !room => {}
+                () = tokio::time::sleep(RETRY_PUSH), if !all_pushed => {}
             }
             frames.push(&*self.backend, &self.id)?;
         }
@@ -143,7 +151,7 @@ struct Gone;
 /// Frames on their way into the engine.
 struct Frames {
     next_index: u32,
-    /// Taken from the wire, not yet by the engine: at most one message's worth.
+    /// Taken from the wire, not yet by the engine: at most the frames that the header announced.
     waiting: VecDeque<Arc<[i32]>>,
     end: End,
 }

@@ -340,6 +340,11 @@ impl Backend for EngineBackend {
             let why = "this build primes a codec inside one worker only; leave it out";
             return Err(invalid("header.prime", why.into()).into());
         }
+        let most = self.plan.max_frames;
+        if start.max_frames > most {
+            let why = format!("{} frames are more than the limit of {most}", start.max_frames);
+            return Err(invalid("header.max_frames", why).into());
+        }
         // The codec's nodes need nothing of a request but its frames.
         static NO_PAYLOAD: OnceLock<Payload> = OnceLock::new();
         let payload = NO_PAYLOAD.get_or_init(|| Arc::new(())).clone();

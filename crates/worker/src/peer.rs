@@ -1,7 +1,8 @@
 //! The worker at the other end of an edge, as the topology has it.
 //!
-//! One task, started with the worker when its plan has an edge that leaves; it follows the topology until the
-//! worker ends.
+//! One task, started with the worker when its plan has an edge that leaves; it follows the topology, and the health
+//! of the worker that the topology names, until the worker ends. The topology hears of a death when a lease runs out;
+//! the connection breaks at once.
 
 use std::time::Duration;
 
@@ -11,6 +12,9 @@ use laneway_proto::v1::worker_client::WorkerClient;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tonic::transport::{Channel, Endpoint};
+use tonic_health::pb::HealthCheckRequest;
+use tonic_health::pb::health_check_response::ServingStatus;
+use tonic_health::pb::health_client::HealthClient;
 
 /// How long a connection may take.
 pub(crate) const CONNECT_DEADLINE: Duration = Duration::from_secs(2);
@@ -18,43 +22,69 @@ pub(crate) const CONNECT_DEADLINE: Duration = Duration::from_secs(2);
 /// A peer that answers no ping for so long is gone, and its calls end.
 const KEEP_ALIVE: Duration = Duration::from_secs(2);
 
-/// Pause before the topology is asked for again.
+/// Pause before the topology, or a peer that did not answer, is asked again.
 const RETRY: Duration = Duration::from_millis(200);
+
+/// Bytes of a call that the peer may send ahead of its reader.
+const STREAM_WINDOW_BYTES: u32 = 64 << 10;
+
+/// Largest window that HTTP/2 has.
+const MAX_WINDOW_BYTES: u32 = (1 << 31) - 1;
 
 /// The peer while it serves.
 #[derive(Debug, Clone)]
 pub(crate) struct Peer {
-    address: String,
     pub(crate) client: WorkerClient<Channel>,
 }
 
 /// A channel to `address` that connects on its first call and notices a peer that went away.
 pub(crate) fn channel(address: &str) -> Result<Channel, tonic::transport::Error> {
+    Ok(endpoint(address)?.connect_lazy())
+}
+
+fn endpoint(address: &str) -> Result<Endpoint, tonic::transport::Error> {
     let endpoint = Endpoint::from_shared(address.to_owned())?
         .connect_timeout(CONNECT_DEADLINE)
         .tcp_nodelay(true)
         .http2_keep_alive_interval(KEEP_ALIVE)
         .keep_alive_timeout(KEEP_ALIVE)
         .keep_alive_while_idle(true);
+    Ok(endpoint)
+}
+
+/// A channel with room for what `n_streams` calls may hold unread, so that callers who do not read cannot keep the
+/// rest of them from their audio.
+fn shared_channel(address: &str, n_streams: u32) -> Result<Channel, tonic::transport::Error> {
+    let room = n_streams.saturating_add(1).saturating_mul(STREAM_WINDOW_BYTES);
+    let endpoint = endpoint(address)?
+        .initial_stream_window_size(STREAM_WINDOW_BYTES)
+        .initial_connection_window_size(room.min(MAX_WINDOW_BYTES));
     Ok(endpoint.connect_lazy())
 }
 
-/// Keep `peer` at the serving worker of `rank` until the token is cancelled.
+/// Keep `peer` at the serving worker of `rank` until the token is cancelled. At most `n_streams` calls go to it at
+/// once.
 pub(crate) async fn follow(
     manager: EngineManagerClient<Channel>,
     rank: u32,
+    n_streams: u32,
     peer: watch::Sender<Option<Peer>>,
     token: CancellationToken,
 ) {
-    token
-        .run_until_cancelled(watch_topology(manager, rank, &peer))
-        .await;
+    let (named, names) = watch::channel(None);
+    let both = async {
+        tokio::join!(
+            watch_topology(manager, rank, &named),
+            hold(names, n_streams, &peer)
+        )
+    };
+    token.run_until_cancelled(both).await;
 }
 
 async fn watch_topology(
     mut manager: EngineManagerClient<Channel>,
     rank: u32,
-    peer: &watch::Sender<Option<Peer>>,
+    named: &watch::Sender<Option<String>>,
 ) {
     loop {
         match manager.watch_topology(v1::WatchTopologyRequest {}).await {
@@ -62,7 +92,7 @@ async fn watch_topology(
                 let mut versions = response.into_inner();
                 // What the last topology said holds while the engine-manager is away.
                 while let Ok(Some(topology)) = versions.message().await {
-                    apply(&topology, rank, peer);
+                    apply(&topology, rank, named);
                 }
             }
             Err(status) => tracing::debug!(%status, "no topology from the engine-manager"),
@@ -71,28 +101,68 @@ async fn watch_topology(
     }
 }
 
-fn apply(topology: &v1::Topology, rank: u32, peer: &watch::Sender<Option<Peer>>) {
+fn apply(topology: &v1::Topology, rank: u32, named: &watch::Sender<Option<String>>) {
     let serving = topology
         .workers
         .iter()
-        .find(|worker| worker.rank == rank && worker.state() == v1::WorkerState::Serving);
-    let same = peer.borrow().as_ref().map(|peer| peer.address.as_str())
-        == serving.map(|worker| worker.address.as_str());
-    if same {
-        return;
-    }
-    let next = serving.and_then(|worker| {
-        let channel = channel(&worker.address)
-            .inspect_err(|error| tracing::error!(%error, worker.address, "a worker registered an address that cannot be dialled"))
-            .ok()?;
-        Some(Peer { address: worker.address.clone(), client: WorkerClient::new(channel) })
+        .find(|worker| worker.rank == rank && worker.state() == v1::WorkerState::Serving)
+        .map(|worker| worker.address.clone());
+    named.send_if_modified(|named| {
+        let changed = *named != serving;
+        if changed {
+            tracing::info!(
+                rank,
+                address = serving,
+                "worker at the other end of the edge, as the topology has it"
+            );
+            *named = serving;
+        }
+        changed
     });
-    tracing::info!(
-        rank,
-        address = next.as_ref().map(|peer| peer.address.as_str()),
-        "peer at the other end of the edge"
-    );
-    peer.send_replace(next);
+}
+
+/// Be in touch with the worker that is named, and with the next one once another is.
+async fn hold(
+    mut names: watch::Receiver<Option<String>>,
+    n_streams: u32,
+    peer: &watch::Sender<Option<Peer>>,
+) {
+    loop {
+        let address = names.borrow_and_update().clone();
+        tokio::select! {
+            changed = names.changed() => if changed.is_err() { return },
+            () = stay_in_touch(address, n_streams, peer) => {}
+        }
+        peer.send_replace(None);
+    }
+}
+
+/// `peer` is there while it says that it serves, over the connection that requests take. Never returns.
+async fn stay_in_touch(address: Option<String>, n_streams: u32, peer: &watch::Sender<Option<Peer>>) {
+    let channel = address.as_deref().map(|address| {
+        shared_channel(address, n_streams).inspect_err(
+            |error| tracing::error!(%error, address, "a worker registered an address that cannot be dialled"),
+        )
+    });
+    let Some(Ok(channel)) = channel else {
+        return std::future::pending().await;
+    };
+    let mut health = HealthClient::new(channel.clone());
+    loop {
+        let service = "laneway.v1.Worker".to_owned();
+        if let Ok(response) = health.watch(HealthCheckRequest { service }).await {
+            let mut updates = response.into_inner();
+            while let Ok(Some(update)) = updates.message().await {
+                let serves = update.status() == ServingStatus::Serving;
+                tracing::info!(address, serves, "peer at the other end of the edge");
+                let client = WorkerClient::new(channel.clone());
+                peer.send_replace(serves.then_some(Peer { client }));
+            }
+            tracing::warn!(address, "lost touch with the peer at the other end of the edge");
+        }
+        peer.send_replace(None);
+        tokio::time::sleep(RETRY).await;
+    }
 }
 
 #[cfg(test)]
@@ -115,8 +185,7 @@ mod tests {
     #[tokio::test]
     async fn the_peer_is_the_serving_worker_of_the_rank() {
         use v1::WorkerState::{Draining, Loading, Serving};
-        let peer = watch::Sender::new(None);
-        let address = || peer.borrow().as_ref().map(|peer: &Peer| peer.address.clone());
+        let named = watch::Sender::new(None);
         for (workers, wanted) in [
             (vec![(0, "http://a:1", Serving), (1, "http://b:1", Loading)], None),
             (
@@ -127,8 +196,8 @@ mod tests {
             (vec![(1, "http://c:1", Draining)], None),
             (vec![], None),
         ] {
-            apply(&topology(&workers), 1, &peer);
-            assert_eq!(address().as_deref(), wanted, "{workers:?}");
+            apply(&topology(&workers), 1, &named);
+            assert_eq!(named.borrow().as_deref(), wanted, "{workers:?}");
         }
     }
 }

@@ -11,7 +11,7 @@ use laneway_engine::{OutputEvent, RequestStats};
 use laneway_proto::v1::decode_request::Message;
 use laneway_proto::v1::worker_client::WorkerClient;
 use laneway_proto::{ErrorCode, Failure, frames_from_rows, samples_from_bytes, v1};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::Channel;
 use tonic::{Code, Status, Streaming};
@@ -25,6 +25,9 @@ use crate::state::Place;
 /// Messages on their way to the codec worker before the Talker parks.
 const FRAMES_HELD: usize = 16;
 
+/// Frames beyond the widest window that the codec worker is sent before their audio came back.
+const FRAMES_AHEAD: u64 = 64;
+
 /// How long the codec worker may take to answer a call that it has room for.
 const OPEN_DEADLINE: Duration = Duration::from_secs(5);
 
@@ -32,11 +35,31 @@ const OPEN_DEADLINE: Duration = Duration::from_secs(5);
 pub(crate) struct Relay {
     pub(crate) header: v1::DecodeHeader,
     pub(crate) shape: FrameShape,
+    pub(crate) pace: Pace,
     pub(crate) running: Running,
     pub(crate) place: Place,
     pub(crate) deadline: Option<Instant>,
     pub(crate) peer: WorkerClient<Channel>,
     pub(crate) responses: Responses,
+}
+
+/// How far the frames of a request may be ahead of its audio. The codec worker reads what it is sent whether its
+/// engine has room or not, so this is what holds the Talker when the caller stops reading.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Pace {
+    samples_per_frame: u64,
+    frames_ahead: u64,
+}
+
+impl Pace {
+    pub(crate) fn new(facts: &v1::ModelFacts) -> Self {
+        let widest = facts.limits.as_ref().map_or(0, |limits| limits.max_chunk_frames);
+        Pace {
+            samples_per_frame: u64::from(facts.samples_per_frame.max(1)),
+            // No audio comes of less than a window.
+            frames_ahead: u64::from(widest) + FRAMES_AHEAD,
+        }
+    }
 }
 
 impl Relay {
@@ -61,10 +84,18 @@ impl Relay {
             audio: AudioMeter::new(),
             began: Instant::now(),
             first_output: None,
+            heard: watch::Sender::new(0),
         };
+        let heard = meter.heard.subscribe();
         let mut talker = None;
         let codec = {
-            let forward = forward(&mut self.running, to_peer, self.shape, &self.responses);
+            let forward = forward(
+                &mut self.running,
+                to_peer,
+                self.shape,
+                (self.pace, heard),
+                &self.responses,
+            );
             let collect = collect(audio, &self.responses, &mut meter);
             tokio::pin!(forward, collect);
             loop {
@@ -125,6 +156,8 @@ struct Meter {
     audio: AudioMeter,
     began: Instant,
     first_output: Option<Duration>,
+    /// Samples that were passed on.
+    heard: watch::Sender<u64>,
 }
 
 async fn send(responses: &Responses, piece: Piece) -> Result<(), Failure> {
@@ -137,9 +170,16 @@ async fn forward(
     running: &mut Running,
     to_peer: mpsc::Sender<v1::DecodeRequest>,
     shape: FrameShape,
+    (pace, mut heard): (Pace, watch::Receiver<u64>),
     responses: &Responses,
 ) -> Result<(FinishReason, RequestStats), Failure> {
+    let mut n_sent = 0;
     loop {
+        let in_window = |samples: &u64| n_sent < samples / pace.samples_per_frame + pace.frames_ahead;
+        if heard.wait_for(in_window).await.is_err() {
+            // Nobody collects audio any more; how that ended ends the request.
+            return std::future::pending().await;
+        }
         // Room first: an event is taken from the engine only when it can be passed on, so a slow peer parks it.
         let Ok(room) = to_peer.reserve().await else {
             // The peer closed its half of the call; its answer says why.
@@ -149,6 +189,7 @@ async fn forward(
             Some(OutputEvent::Items {
                 first_item, items, ..
             }) => {
+                n_sent += items.len() as u64;
                 let frames = frames_from_rows(first_item, shape.words, &items);
                 room.send(v1::DecodeRequest {
                     message: Some(Message::Frames(frames)),
@@ -191,6 +232,7 @@ async fn collect(
                     Failure::internal()
                 })?;
                 send(responses, Piece::Audio(meter.audio.audio(&samples))).await?;
+                meter.heard.send_modify(|heard| *heard += samples.len() as u64);
             }
             Some(v1::decode_response::Message::Finished(finished)) => return Ok(finished),
             Some(v1::decode_response::Message::Started(_)) => {}

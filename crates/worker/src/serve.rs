@@ -8,7 +8,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
-use laneway_engine::EngineStats;
+use laneway_engine::{EngineStats, Health};
 use laneway_plan::worker_plan::{Direction, EdgeKind};
 use laneway_plan::{DeviceInventory, WorkerPlan};
 use laneway_proto::v1;
@@ -96,7 +96,7 @@ impl WorkerServer {
     /// Serve until `shutdown` is cancelled and what ran then has finished or the drain bound is over.
     ///
     /// # Errors
-    /// [`crate::RegisterError`] for a refused registration; anything that keeps the model from running.
+    /// [`crate::RegisterError`] for a refused registration; anything that keeps the model from running, or ends it.
     pub async fn run(self, load: Load, shutdown: CancellationToken) -> anyhow::Result<()> {
         let WorkerServer {
             config,
@@ -320,9 +320,17 @@ impl Life {
         );
         tokio::spawn(followed);
 
+        let mut failing = self.state.subscribe();
         tokio::select! {
             () = shutdown.cancelled() => {}
             () = draining.cancelled() => {}
+            true = async { failing.wait_for(|state| *state == State::Failed).await.is_ok() } => {
+                // An engine that failed stays so: whoever started this worker can start another, and until then the
+                // rank is free. What ran has been ended by the engine and has a status to take yet.
+                let _ = tokio::time::timeout(CLOSE_DEADLINE, admission.idle()).await;
+                let health = backend.health().borrow().clone();
+                anyhow::bail!("the engine cannot go on serving: {}", why(&health));
+            }
             ended = heartbeats => if let Ok(Some(error)) = ended { return Err(error) },
         }
         // Not ready at once: the state task, its only writer, says so before anything waits.
@@ -363,6 +371,7 @@ impl Life {
         tokio::spawn(peer::follow(
             self.client.clone(),
             edge.peer_rank,
+            plan.max_rows + plan.max_queue,
             peer,
             self.ended.clone(),
         ));
@@ -383,6 +392,14 @@ impl Life {
             ended.run_until_cancelled(copied).await
         });
         (Codec::Remote(receiver), peers_ready)
+    }
+}
+
+/// What an engine says of its end.
+fn why(health: &Health) -> &str {
+    match health {
+        Health::Unhealthy(why) => why,
+        _ => "it ended",
     }
 }
 

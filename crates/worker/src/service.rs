@@ -16,7 +16,7 @@ use crate::failure;
 use crate::meter;
 use crate::output::LocalStream;
 use crate::peer::Peer;
-use crate::relay::Relay;
+use crate::relay::{Pace, Relay};
 use crate::report::Reporter;
 use crate::state::{Admission, Place, State};
 use crate::wire;
@@ -125,6 +125,7 @@ impl WorkerService {
                 max_frames: running.max_frames,
             },
             shape: core.backend.frame_shape(),
+            pace: Pace::new(&core.backend.facts()),
             running,
             place,
             deadline,

@@ -15,6 +15,9 @@ const DEADLINE: Duration = Duration::from_secs(120);
 /// Frames of it: enough for the first windows of any policy.
 const N_FRAMES: u32 = 8;
 
+/// Pitch of the clip that a cloning model is warmed up with.
+const PITCH_HZ: f32 = 220.0;
+
 /// Its id among requests; a caller's id cannot hold a space.
 const ID: &str = "warm up";
 
@@ -45,6 +48,12 @@ pub(crate) async fn warm_up(backend: &dyn Backend, role: Role) -> anyhow::Result
     anyhow::bail!("its event stream ended without a terminal event")
 }
 
+/// A second of a hum at the pitch of a voice. Not silence, which is no voice to clone and is refused.
+fn tone(sample_rate: u32) -> Vec<f32> {
+    let radians = |index: u32| 2.0 * std::f32::consts::PI * PITCH_HZ * index as f32 / sample_rate as f32;
+    (0..sample_rate).map(|index| 0.3 * radians(index).sin()).collect()
+}
+
 /// Something that any model can speak.
 fn utterance(backend: &dyn Backend) -> Utterance {
     let facts = backend.facts();
@@ -59,7 +68,7 @@ fn utterance(backend: &dyn Backend) -> Utterance {
         String::new()
     };
     let reference = facts.takes_reference.then(|| crate::backend::ReferenceClip {
-        samples: vec![0.0; facts.sample_rate as usize],
+        samples: tone(facts.sample_rate),
         sample_rate: facts.sample_rate,
         text: String::new(),
     });

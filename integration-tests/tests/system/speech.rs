@@ -34,6 +34,29 @@ async fn text_becomes_speech_through_three_processes() -> anyhow::Result<()> {
     system.idle().await
 }
 
+/// A deployment of a cloning model comes up, which takes a warm-up of its own, and speaks with a given voice.
+#[tokio::test]
+async fn a_cloning_model_starts_and_clones() -> anyhow::Result<()> {
+    let system = System::serving(&Deployment::new(Placement::Cloning)).await?;
+    let tone = (0..48_000).map(|index| 0.3 * (index as f32 * 0.06).sin());
+    let reference = v1::ReferenceClip {
+        audio: tone.flat_map(f32::to_le_bytes).collect(),
+        sample_rate: 24_000,
+        text: String::new(),
+    };
+    let clone = v1::SynthesizeRequest {
+        voice: String::new(),
+        reference: Some(reference),
+        max_frames: Some(6),
+        ..request(TEXT, 7)
+    };
+    let spoken = system.speaker()?.speak(clone).await?;
+    let n_frames = spoken.finished.frames as usize;
+    assert!((1..=6).contains(&n_frames), "{:?}", spoken.finished);
+    assert_eq!(spoken.audio.len() / 4, n_frames * SAMPLES_PER_FRAME);
+    system.idle().await
+}
+
 /// `laneway say … | head`: neither a panic nor a message, and the exit code that a shell shows for other tools.
 #[tokio::test]
 async fn a_command_whose_reader_leaves_ends_quietly() -> anyhow::Result<()> {

@@ -384,3 +384,37 @@ async fn a_kill_ends_the_stream_now() {
         .unwrap_err();
     assert_eq!(ours(status).code, ErrorCode::RequestNotFound);
 }
+
+/// All requests of a worker share one connection.
+#[tokio::test]
+async fn callers_who_do_not_read_leave_the_others_their_audio() {
+    let mut script = vec![Step::Started];
+    script.extend((0..8).map(|_| Step::Audio(100, 0.5)));
+    script.push(Step::Finish(v1::FinishReason::Stop));
+    let worker = FakeWorker::start("a", script);
+    let gateway = gateway(&[&worker], |_| ()).await;
+    gateway.serving().await;
+    let mut stalled = Vec::new();
+    for _ in 0..7 {
+        let mut call = gateway.begin_narrow(request()).await.unwrap();
+        call.accepted().await;
+        call.chunk().await;
+        stalled.push(call);
+    }
+    let (_, _, end) = soon(gateway.begin(request()).await.unwrap().rest()).await;
+    assert_eq!(end.unwrap().finished.frames, 800);
+}
+
+#[tokio::test]
+async fn a_request_over_the_size_bound_is_told_so() {
+    let worker = FakeWorker::start("a", vec![]);
+    let gateway = gateway(&[&worker], |config| config.max_request_bytes = 1000).await;
+    gateway.serving().await;
+    let large = v1::SynthesizeRequest {
+        text: "a".repeat(2000),
+        ..request()
+    };
+    let failure = gateway.fails(large).await;
+    assert_eq!(failure.code, ErrorCode::RequestTooLarge);
+    assert_eq!(failure.code.grpc(), tonic::Code::ResourceExhausted);
+}

@@ -355,15 +355,18 @@ async fn a_drain_waits_for_the_caller_who_has_yet_to_read_a_finished_stream() {
 }
 
 #[tokio::test]
-async fn a_stuck_engine_shows_in_health_and_takes_nothing() {
-    let (manager, mut harness) = serving().await;
+async fn a_worker_whose_engine_fails_for_good_ends_and_says_why() {
+    let (_manager, harness) = serving().await;
     harness
         .backend
         .health
         .send_replace(Health::Unhealthy("no step lands".into()));
-    harness.until(ServingStatus::NotServing).await;
-    manager.until(&[(0, v1::WorkerState::Failed)]).await;
-    assert_eq!(code(harness.synthesize("a").await), ErrorCode::WorkerLost);
+    let error = tokio::time::timeout(PATIENCE, harness.run)
+        .await
+        .expect("a worker that can do nothing stays")
+        .unwrap()
+        .unwrap_err();
+    assert!(error.to_string().contains("no step lands"), "{error}");
 }
 
 #[tokio::test]

@@ -254,3 +254,13 @@ async fn a_codec_worker_that_goes_away_ends_its_streams_unavailable() {
     talker.until(ServingStatus::NotServing).await;
     assert_eq!(code(talker.synthesize("b").await), ErrorCode::NoWorker);
 }
+
+/// The topology lists it until its lease ends; the connection breaks at once.
+#[tokio::test]
+async fn a_talker_stops_serving_when_the_connection_to_its_codec_breaks() {
+    let manager = FakeManager::start().await;
+    let codec = codec(&manager).await;
+    let mut talker = talker(&manager).await.serving().await;
+    codec.run.abort();
+    talker.until(ServingStatus::NotServing).await;
+}
