@@ -68,7 +68,7 @@ impl Deployment {
         let lane = "ranks: [0]\n    lane: 1";
         let (codec, encoder) = match self.placement {
             Placement::Chain => ("ranks: [0]", ""),
-Placement::Lane => (lane, ""),
+            Placement::Lane => (lane, ""),
             Placement::Auto => ("ranks: [0]\n    lane: auto\n    lane_id: 1", ""),
             Placement::Split => ("ranks: [1]", ""),
             Placement::Cloning => (lane, "  - nodes: [RefEncoder]\n    ranks: [0]\n    lane: 2\n"),

@@ -46,7 +46,7 @@ pub(crate) struct Arguments {
     #[arg(long, value_delimiter = ',')]
     concurrency: Vec<usize>,
     /// Open loop: requests a second; several values are measured one behind the other.
-    #[arg(long, value_delimiter = ',')]
+    #[arg(long, value_delimiter = ',', allow_negative_numbers = true)]
     rps: Vec<f64>,
     /// Seconds of each measured window.
     #[arg(long, default_value_t = 20.0)]
@@ -116,6 +116,11 @@ impl Arguments {
 
 pub(crate) async fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
     let arrivals = arguments.arrivals()?;
+    if let Some(path) = &arguments.output {
+        // A place that cannot be written is better found before minutes of measuring.
+        let opened = std::fs::File::options().append(true).create(true).open(path);
+        opened.with_context(|| format!("write {}", path.display()))?;
+    }
     let connection = arguments.gateway.clone().connect().await?;
     let report = measure(&arguments, &arrivals, &connection).await?;
     let json = serde_json::to_string_pretty(&report).context("write the report")?;

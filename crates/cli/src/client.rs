@@ -21,10 +21,13 @@ const START_DEADLINE: Duration = Duration::from_secs(600);
 /// Pause before a health check that could not be made is made again.
 const RETRY: Duration = Duration::from_millis(20);
 
+/// How long a service that took a connection may take to answer at all.
+const FIRST_ANSWER: Duration = Duration::from_secs(10);
+
 /// Flags that say which gateway a command speaks to.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct GatewayArguments {
-    /// A running gateway, host:port; without one the deployment is started inside this process, in all its roles.
+    /// A running gateway, host:port or http://host:port; without one the deployment is started inside this process, in all its roles.
     #[arg(long, env = "LANEWAY_GATEWAY")]
     gateway: Option<String>,
     #[command(flatten)]
@@ -46,6 +49,7 @@ impl GatewayArguments {
                 .connect()
                 .await
                 .with_context(|| format!("connect to {address}"))?;
+            answers(&channel, &address, FIRST_ANSWER).await?;
             return Ok(Connection {
                 channel,
                 address,
@@ -113,14 +117,39 @@ impl Connection {
     }
 }
 
-/// Where `host:port` or a whole URI leads.
-pub(crate) fn endpoint(address: &str) -> anyhow::Result<Endpoint> {
-    let uri = match address.contains("://") {
+/// `host:port` or a whole URI, as a URI.
+pub(crate) fn with_scheme(address: &str) -> String {
+    match address.contains("://") {
         true => address.to_owned(),
         false => format!("http://{address}"),
-    };
-    let endpoint = Endpoint::from_shared(uri).with_context(|| format!("read the address {address}"))?;
+    }
+}
+
+/// Where `host:port` or a whole URI leads.
+pub(crate) fn endpoint(address: &str) -> anyhow::Result<Endpoint> {
+    let endpoint =
+        Endpoint::from_shared(with_scheme(address)).with_context(|| format!("read the address {address}"))?;
     Ok(endpoint.connect_timeout(Duration::from_secs(5)).tcp_nodelay(true))
+}
+
+/// Ask for any answer. A connection proves only that someone listens: a client of HTTP/2 need not hear from its
+/// server before it sends, so that a call to a silent one would wait for ever.
+async fn answers(channel: &Channel, address: &str, bound: Duration) -> anyhow::Result<()> {
+    let mut health = HealthClient::new(channel.clone());
+    let request = HealthCheckRequest {
+        service: String::new(),
+    };
+    let answer = tokio::time::timeout(bound, health.check(request)).await;
+    let answer = answer.with_context(|| {
+        format!("{address} took the connection and gave no answer within {bound:?}: is a gateway there?")
+    })?;
+    match answer {
+        // Whatever a gRPC server says of itself, it speaks.
+        Err(status) if std::error::Error::source(&status).is_some() => {
+            Err(anyhow::Error::new(status).context(format!("{address} does not answer as a gateway does")))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Wait until the service at this address says that it serves.
@@ -152,5 +181,30 @@ pub(crate) fn explain(status: &tonic::Status) -> anyhow::Error {
     match laneway_proto::Failure::from_status(status) {
         Some(failure) => anyhow::anyhow!("{failure}"),
         None => anyhow::anyhow!("{}: {}", status.code(), status.message()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_may_leave_its_scheme_out() {
+        let check = |given: &str, uri: &str| assert_eq!(endpoint(given).unwrap().uri().to_string(), uri);
+        check("127.0.0.1:8080", "http://127.0.0.1:8080/");
+        check("http://gateway:8080", "http://gateway:8080/");
+        check("[::1]:80", "http://[::1]:80/");
+        let error = format!("{:#}", endpoint("no address").unwrap_err());
+        assert!(error.contains("no address"), "{error}");
+    }
+
+    #[tokio::test]
+    async fn a_port_that_never_answers_is_named() {
+        let silent = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = silent.local_addr().unwrap().to_string();
+        let channel = endpoint(&address).unwrap().connect().await.unwrap();
+        let error = answers(&channel, &address, Duration::from_millis(100)).await;
+        let error = format!("{:#}", error.unwrap_err());
+        assert!(error.contains(&address) && error.contains("no answer"), "{error}");
     }
 }

@@ -10,6 +10,42 @@ use laneway_plan::{Sources, Violation};
 /// The deployment that is meant when none is named, from the top of a checkout.
 const DEMO: &str = "configs/demo.yaml";
 
+/// Variables that are read and are no keys of a deployment.
+const VARIABLES: &[&str] = &[
+    "LANEWAY_ADVERTISE",
+    "LANEWAY_COMMIT",
+    "LANEWAY_CONFIG",
+    "LANEWAY_CUDA_PDL",
+    "LANEWAY_CUDA_SERIALIZE",
+    "LANEWAY_ENGINE_MANAGER",
+    "LANEWAY_GATEWAY",
+    "LANEWAY_LISTEN",
+    "LANEWAY_LOG",
+    "LANEWAY_LOG_FORMAT",
+    "LANEWAY_METRICS_LISTEN",
+    "LANEWAY_NVRTC_DIR",
+    "LANEWAY_OTLP_ENDPOINT",
+    "LANEWAY_QWEN_TOKENIZER_DIR",
+    "LANEWAY_RANK",
+    "LANEWAY_SANITIZE",
+    "LANEWAY_TRUE_SIZE",
+];
+
+/// The gateway's own program has its variables under this prefix.
+const GATEWAY_VARIABLES: &str = "LANEWAY_GATEWAY_";
+
+/// Say which variables of the environment look like ours and set nothing. No reason to stop: a container's
+/// environment also has names that its platform made.
+pub(crate) fn warn_of_stray_variables() {
+    let names: Vec<String> = std::env::vars_os()
+        .filter_map(|(name, _)| name.into_string().ok())
+        .filter(|name| !name.starts_with(GATEWAY_VARIABLES))
+        .collect();
+    for (name, nearest) in laneway_plan::stray_variables(names.iter().map(String::as_str), VARIABLES) {
+        tracing::warn!("the environment variable {name} sets nothing; the nearest that does is {nearest}");
+    }
+}
+
 /// Flags that name a deployment.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct ConfigArguments {
@@ -51,6 +87,7 @@ impl ConfigArguments {
             Some(file) => file,
             None => demo()?,
         };
+        warn_of_stray_variables();
         Ok(Sources::read(&file, self.set))
     }
 }

@@ -14,7 +14,7 @@ use crate::client::endpoint;
 /// Flags of `health`.
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {
-    /// The service's address, host:port.
+    /// The service's address, host:port or http://host:port.
     #[arg(default_value = "127.0.0.1:8080")]
     address: String,
     /// Service name; empty for the server as a whole.

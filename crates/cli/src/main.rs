@@ -93,7 +93,12 @@ fn report(error: &anyhow::Error) -> ExitCode {
     if error.is::<stdout::ReaderLeft>() {
         return ExitCode::from(stdout::EXIT_READER_LEFT);
     }
-    eprintln!("laneway: {error:#}");
+    // Found too late for the parser, and told as it would.
+    if let Some(usage) = error.downcast_ref::<clap::Error>() {
+        eprint!("{usage}");
+        return ExitCode::from(EXIT_CONFIG);
+    }
+    eprintln!("laneway: {}", laneway_telemetry::causes(error));
     // What only a worker can tell: the devices of its machine.
     let Some(RegisterError::Refused { violations, .. }) = error.downcast_ref() else {
         return ExitCode::FAILURE;

@@ -24,13 +24,13 @@ pub(crate) struct Arguments {
     /// What to speak.
     text: Option<String>,
     /// Speak each line of this file into a WAV file of its own.
-    #[arg(long, requires = "output_dir")]
-    file: Option<PathBuf>,
-    /// The WAV file to write.
-    #[arg(short, long, required_unless_present = "file")]
-    output: Option<PathBuf>,
-    /// With --file: the directory to write 000.wav, 001.wav, … into.
     #[arg(long)]
+    file: Option<PathBuf>,
+    /// With TEXT: the WAV file to write.
+    #[arg(short, long, conflicts_with = "file")]
+    output: Option<PathBuf>,
+    /// With --file: the directory to write 000.wav, 001.wav, … into; it is made when it is not there.
+    #[arg(long, conflicts_with = "text")]
     output_dir: Option<PathBuf>,
     #[command(flatten)]
     voice: VoiceArguments,
@@ -59,14 +59,14 @@ pub(crate) struct VoiceArguments {
     /// Take the likeliest codes instead of drawing them.
     #[arg(long, conflicts_with_all = ["temperature", "top_k", "top_p"])]
     greedy: bool,
-    #[arg(long)]
+    #[arg(long, allow_negative_numbers = true)]
     temperature: Option<f32>,
-    #[arg(long)]
+    #[arg(long, allow_negative_numbers = true)]
     top_k: Option<u32>,
-    #[arg(long)]
+    #[arg(long, allow_negative_numbers = true)]
     top_p: Option<f32>,
     /// Most frames (80 ms each) to make.
-    #[arg(long)]
+    #[arg(long, allow_negative_numbers = true)]
     max_frames: Option<u32>,
 }
 
@@ -104,13 +104,27 @@ fn jobs(arguments: &Arguments) -> anyhow::Result<Vec<(String, PathBuf)>> {
         (None, None, Some(file), Some(directory)) => {
             let listing =
                 std::fs::read_to_string(file).with_context(|| format!("read {}", file.display()))?;
+            std::fs::create_dir_all(directory)
+                .with_context(|| format!("make the directory {}", directory.display()))?;
             let lines = listing.lines().enumerate();
             Ok(lines
                 .map(|(index, line)| (line.to_owned(), directory.join(format!("{index:03}.wav"))))
                 .collect())
         }
-        _ => anyhow::bail!("use TEXT with --output, or --file with --output-dir"),
+        (_, _, Some(_), None) => Err(missing(
+            "--file needs --output-dir, the directory of its WAV files",
+        )),
+        _ => Err(missing("TEXT needs --output, the WAV file to write")),
     }
+}
+
+/// A flag that another one needs. The parser would list those of the other form in its usage too.
+fn missing(message: &str) -> anyhow::Error {
+    clap::Error::raw(
+        clap::error::ErrorKind::MissingRequiredArgument,
+        format!("{message}\n"),
+    )
+    .into()
 }
 
 /// The voice of a model that has one only; none where a model has none.
@@ -309,4 +323,58 @@ fn print_lanes(status: &v1::WorkerStatusResponse) -> anyhow::Result<()> {
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Debug, Parser)]
+    struct Flags {
+        #[command(flatten)]
+        say: Arguments,
+    }
+
+    /// What these flags are refused with.
+    fn refused(flags: &[&str]) -> String {
+        match Flags::try_parse_from(std::iter::once(&"say").chain(flags)) {
+            Ok(flags) => format!("{:#}", jobs(&flags.say).unwrap_err()),
+            Err(error) => error.to_string(),
+        }
+    }
+
+    #[test]
+    fn a_form_asks_for_its_own_output_only() {
+        let check = |flags: &[&str], wanted: &str, unwanted: &str| {
+            let said = refused(flags);
+            assert!(said.contains(wanted) && !said.contains(unwanted), "{said}");
+        };
+        check(&["--file", "lines.txt"], "--output-dir", "--output,");
+        check(&["Hello."], "--output,", "--output-dir");
+    }
+
+    #[test]
+    fn a_negative_number_is_refused_as_a_value() {
+        let said = refused(&["Hello.", "-o", "x.wav", "--max-frames", "-1"]);
+        assert!(said.contains("invalid value '-1'"), "{said}");
+        let flags = ["say", "Hello.", "-o", "x.wav", "--temperature", "-1"];
+        let flags = Flags::try_parse_from(flags).unwrap();
+        assert_eq!(flags.say.voice.temperature, Some(-1.0));
+    }
+
+    #[test]
+    fn the_directory_of_a_file_is_made() {
+        let place = std::env::temp_dir().join(format!("laneway-say-{}", std::process::id()));
+        std::fs::create_dir_all(&place).unwrap();
+        let (file, directory) = (place.join("lines.txt"), place.join("new/wavs"));
+        std::fs::write(&file, "One.\nTwo.\n").unwrap();
+        let flags = ["say", "--file", file.to_str().unwrap(), "--output-dir"];
+        let flags = Flags::try_parse_from(flags.into_iter().chain(directory.to_str())).unwrap();
+        let jobs = jobs(&flags.say).unwrap();
+        assert_eq!(jobs[1], ("Two.".to_owned(), directory.join("001.wav")));
+        assert!(directory.is_dir());
+        std::fs::remove_dir_all(place).unwrap();
+    }
 }

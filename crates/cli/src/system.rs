@@ -16,6 +16,8 @@ use laneway_worker::{WorkerConfig, WorkerServer};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
+use crate::up::role_listens;
+
 /// How long a worker may wait for its plan: the engine-manager is in this process.
 const REGISTER_PATIENCE: Duration = Duration::from_secs(10);
 
@@ -53,7 +55,7 @@ impl System {
             .context("write the engine-manager's address as a URI")?;
         let mut config = Config::new(gateway_listen, DiscoveryConfig::EngineManager(uri));
         config.drain_bound = drain_bound;
-        let gateway = config.build().await?;
+        let gateway = config.build().await.context(role_listens("gateway", "gateway"))?;
         let mut servers = Vec::new();
         for rank in ranks {
             let config = WorkerConfig {

@@ -14,7 +14,7 @@ use laneway_worker::engine_backend::EngineBackend;
 use laneway_worker::{WorkerConfig, WorkerServer};
 use tokio_util::sync::CancellationToken;
 
-use crate::client;
+use crate::client::{self, endpoint, with_scheme};
 use crate::config::ConfigArguments;
 use crate::system::System;
 
@@ -40,12 +40,14 @@ pub(crate) struct Arguments {
     #[arg(long, default_value_t = 0)]
     rank: u32,
     /// Address of the role (of the gateway, for all); the deployment's own without one. Port 0 takes a free one.
+    /// With all, engine-manager and workers take free ports of the loopback address.
     #[arg(long)]
     listen: Option<SocketAddr>,
     /// Host that a worker registers, when it is not the one listened on.
     #[arg(long)]
     advertise: Option<String>,
-    /// Where worker and gateway find the engine-manager; the deployment's own address without one.
+    /// Where worker and gateway find the engine-manager, host:port or http://host:port; the deployment's own
+    /// address without one.
     #[arg(long)]
     engine_manager: Option<String>,
     /// Serve Prometheus metrics on this address (`laneway top` reads them); port 0 takes a free one.
@@ -72,17 +74,21 @@ pub(crate) async fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
             .parse()
             .with_context(|| format!("read the address to listen on, {configured}")),
     };
-    let engine_manager = arguments
-        .engine_manager
-        .clone()
-        .unwrap_or_else(|| with_scheme(&services.engine_manager_address));
+    let engine_manager = with_scheme(match &arguments.engine_manager {
+        Some(given) => given,
+        None => &services.engine_manager_address,
+    });
+    endpoint(&engine_manager).context("find the engine-manager")?;
     match arguments.role {
         Role::All => {
             let system = System::start(served, listen(&services.gateway_listen)?).await?;
             return all(system, drain).await;
         }
         Role::EngineManager => {
-            let manager = EngineManager::bind(served, listen(&services.engine_manager_listen)?).await?;
+            let address = listen(&services.engine_manager_listen)?;
+            let manager = EngineManager::bind(served, address)
+                .await
+                .context(role_listens("engine-manager", "engine_manager"))?;
             tracing::info!(address = %manager.local_addr(), "listening");
             manager.run(drain).await?;
         }
@@ -93,8 +99,8 @@ pub(crate) async fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
             let address = listen(&services.gateway_listen)?;
             let mut config = Config::new(address, DiscoveryConfig::EngineManager(uri));
             config.drain_bound = services.drain_timeout;
-            let gateway = config.build().await?;
-            tracing::info!(address = %gateway.address(), "listening");
+            let gateway = config.build().await.context(role_listens("gateway", "gateway"))?;
+            tracing::info!(address = %gateway.address(), %engine_manager, "listening");
             gateway
                 .serve(Shutdown {
                     drain,
@@ -107,14 +113,20 @@ pub(crate) async fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
                 rank: arguments.rank,
                 listen: listen(&services.worker_listen)?,
                 advertise: arguments.advertise.or(services.worker_advertise),
-                engine_manager,
+                engine_manager: engine_manager.clone(),
                 devices: local_devices()?,
                 register_patience: Duration::from_secs(arguments.register_patience_s),
             })
-            .await?;
-            tracing::info!(address = %server.local_addr(), rank = arguments.rank, "listening");
+            .await
+            .context(role_listens("worker", "worker"))?;
+            tracing::info!(address = %server.local_addr(), rank = arguments.rank, %engine_manager, "listening");
             let load: laneway_worker::Load = Box::new(|plan| Ok(Arc::new(EngineBackend::start(plan)?)));
-            server.run(load, drain).await?;
+            server.run(load, drain).await.with_context(|| {
+                format!(
+                    "serve rank {} under the engine-manager at {engine_manager}",
+                    arguments.rank
+                )
+            })?;
         }
     }
     Ok(ExitCode::SUCCESS)
@@ -139,9 +151,7 @@ async fn all(mut system: System, drain: CancellationToken) -> anyhow::Result<Exi
     Ok(ExitCode::SUCCESS)
 }
 
-fn with_scheme(address: &str) -> String {
-    match address.contains("://") {
-        true => address.to_owned(),
-        false => format!("http://{address}"),
-    }
+/// Whose address it is, and where it is written, for an address that cannot be had.
+pub(crate) fn role_listens(role: &str, section: &str) -> String {
+    format!("start the {role} (its address: --listen, or `services.{section}.listen` of the deployment)")
 }

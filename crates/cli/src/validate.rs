@@ -5,11 +5,11 @@ use std::process::ExitCode;
 
 use anyhow::Context as _;
 use clap::Args;
-use laneway_models_decl::load_deployment;
+use laneway_models_decl::load_deployment_here;
 use laneway_plan::deployment::Placement;
 use laneway_plan::{Deployment, DeviceInventory, Sources};
 
-use crate::config::Refused;
+use crate::config::{Refused, warn_of_stray_variables};
 
 /// Flags of `validate`.
 #[derive(Debug, Args)]
@@ -27,7 +27,8 @@ pub(crate) struct Arguments {
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let inventory = arguments.assume.as_deref().map(assumed).transpose()?;
     let sources = Sources::read(&arguments.file, arguments.set.clone());
-    let validated = load_deployment(&sources, inventory.as_ref()).map_err(Refused)?;
+    warn_of_stray_variables();
+    let validated = load_deployment_here(&sources, inventory.as_ref()).map_err(Refused)?;
     println!("{}: {}", arguments.file.display(), summary(&validated.deployment));
     if inventory.is_none() {
         println!("devices and memory were not checked: name them with --assume");

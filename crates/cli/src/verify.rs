@@ -50,13 +50,6 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let (device_kind, index) = arguments.device;
     let precision = arguments.precision.unwrap_or(device_kind.default_precision());
     let device = device::open(device_kind, index, precision)?;
-    println!(
-        "{} on {}, {}: {}",
-        arguments.directory.display(),
-        device.facts().name,
-        precision.name(),
-        what_is_compared(precision)
-    );
     let options = VerifyOptions {
         golden: arguments.directory.clone(),
         weights: arguments.weights.clone(),
@@ -65,12 +58,20 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         device_kind,
         precision,
     };
+    let verify_context = || format!("verify {}", arguments.directory.display());
+    options.check().with_context(verify_context)?;
+    println!(
+        "{} on {}, {}: {}",
+        arguments.directory.display(),
+        options.device.facts().name,
+        precision.name(),
+        what_is_compared(precision)
+    );
     println!(
         "{:<26} {:>6} {:>8} {:>10} {:>10} {:>10} {:>8}",
         "case", "frames", "codes", "logits", "predictor", "waveform", "seconds"
     );
-    let reports =
-        verify(&options, &mut print).with_context(|| format!("verify {}", arguments.directory.display()))?;
+    let reports = verify(&options, &mut print).with_context(verify_context)?;
     anyhow::ensure!(
         !reports.is_empty(),
         "{} has no case that this build knows",

@@ -53,7 +53,7 @@ async fn main() -> ExitCode {
     match run(arguments, served).await {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("laneway-engine-manager: {error:#}");
+            eprintln!("laneway-engine-manager: {}", laneway_telemetry::causes(&error));
             ExitCode::FAILURE
         }
     }

@@ -82,6 +82,7 @@ impl EngineManager {
         }
         let reflection = || {
             tonic_reflection::server::Builder::configure()
+                .with_service_name("laneway.v1.EngineManager")
                 .register_encoded_file_descriptor_set(laneway_proto::FILE_DESCRIPTOR_SET)
         };
         let server = Server::builder()

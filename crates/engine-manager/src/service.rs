@@ -63,7 +63,13 @@ impl ManagerService {
             address: request.address,
             version: request.version,
         };
-        let generation = self.registry.register(registration).map_err(of_registry)?;
+        let generation = self.registry.register(registration).map_err(|error| {
+            // It asks again every second, for as long as its patience lasts.
+            if matches!(error, RegistryError::Held { .. }) {
+                tracing::debug!(worker_id, rank, %error, "a worker stands by");
+            }
+            of_registry(error)
+        })?;
         let plan = self
             .served
             .plan(rank)

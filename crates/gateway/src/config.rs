@@ -47,7 +47,7 @@ pub struct GatewayArgs {
     /// Address of the public API; port 0 chooses one.
     #[arg(long, env = environment::LISTEN, default_value = DEFAULT_LISTEN)]
     pub listen: String,
-    /// The engine-manager whose workers it routes to.
+    /// The engine-manager whose workers it routes to, host:port or http://host:port.
     #[arg(long, env = environment::ENGINE_MANAGER, default_value = DEFAULT_ENGINE_MANAGER)]
     pub engine_manager: String,
     /// Workers to route to without an engine-manager, comma separated.
@@ -212,12 +212,20 @@ impl TryFrom<GatewayArgs> for Config {
             );
         }
         let mut uri = |flag, value: &str| {
-            let uri = value
+            let whole = match value.contains("://") {
+                true => value.to_owned(),
+                false => format!("http://{value}"),
+            };
+            let uri = whole
                 .parse::<Uri>()
                 .ok()
                 .filter(|uri| uri.scheme_str() == Some("http") && uri.host().is_some());
             if uri.is_none() {
-                refuse(flag, value, "not a URI; write it like http://host:7071".into());
+                refuse(
+                    flag,
+                    value,
+                    "not an address; write it like host:7071 or http://host:7071".into(),
+                );
             }
             uri
         };
@@ -303,7 +311,7 @@ mod tests {
 
     #[test]
     fn workers_replace_the_engine_manager() {
-        let config = checked(&["--worker", "http://a:1,http://b:2", "--no-reflection"]).unwrap();
+        let config = checked(&["--worker", "http://a:1,b:2", "--no-reflection"]).unwrap();
         assert!(matches!(config.discovery, DiscoveryConfig::Static(workers) if workers.len() == 2));
         assert!(!config.reflection);
     }
@@ -324,7 +332,7 @@ mod tests {
             "--listen",
             "here",
             "--worker",
-            "http://a:1,b:2",
+            "http://a:1,https://b:2",
             "--max-in-flight",
             "0",
             "--max-text-chars",
@@ -341,7 +349,7 @@ mod tests {
             .collect();
         let want = [
             ("--listen", "here"),
-            ("--worker", "b:2"),
+            ("--worker", "https://b:2"),
             ("--max-in-flight", "0"),
             ("--max-text-chars", "0"),
             ("--queue-seconds", "0"),

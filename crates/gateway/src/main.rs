@@ -56,7 +56,7 @@ fn main() -> ExitCode {
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("{error:#}");
+            eprintln!("laneway-gateway: {}", laneway_telemetry::causes(&error));
             ExitCode::FAILURE
         }
     }

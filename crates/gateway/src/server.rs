@@ -30,6 +30,14 @@ const MAX_HEADER_BYTES: u32 = 16 * 1024;
 /// unanswered in its own library, and so would its health checks and cancels.
 const EXTRA_CALLS: u32 = 1024;
 
+/// What reflection lists.
+const SERVICES: [&str; 4] = [
+    "laneway.v1.Speech",
+    "laneway.v1.Models",
+    "laneway.v1.Requests",
+    "grpc.health.v1.Health",
+];
+
 /// Between HTTP/2 pings to callers, which find one that is gone without a word.
 const CALLER_KEEP_ALIVE: Duration = Duration::from_secs(10);
 
@@ -135,7 +143,12 @@ impl Gateway {
             link: config.link,
         };
         let reflection = || {
-            tonic_reflection::server::Builder::configure()
+            // The descriptors are of every service there is; a gateway serves these.
+            SERVICES
+                .iter()
+                .fold(tonic_reflection::server::Builder::configure(), |builder, name| {
+                    builder.with_service_name(*name)
+                })
                 .register_encoded_file_descriptor_set(FILE_DESCRIPTOR_SET)
                 .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
         };

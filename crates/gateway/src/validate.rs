@@ -319,8 +319,8 @@ fn check_sampling(sampling: &v1::SamplingParams, violations: &mut Violations) {
     range(
         "sampling.repetition_penalty",
         sampling.repetition_penalty,
-        0.0,
-        true,
+        1.0,
+        false,
         10.0,
     );
     range(

@@ -7,6 +7,7 @@
 //! Must not know: devices, weights, gRPC.
 
 pub mod facts;
+mod files;
 pub mod load;
 pub mod qwen3_tts;
 
@@ -16,7 +17,8 @@ use laneway_plan::declaration::ModelDeclaration;
 use laneway_plan::deployment::{DeviceKind, ModelConfig, Precision};
 
 pub use facts::{ModelFacts, ModelKind, Voice};
-pub use load::{Validated, load_deployment};
+pub use files::{TOKENIZER_DIR_VARIABLE, released_vocabulary};
+pub use load::{Validated, load_deployment, load_deployment_here};
 
 /// Names of the models that there are.
 pub const MODELS: &[&str] = &[qwen3_tts::MODEL];

@@ -6,7 +6,7 @@ use laneway_plan::load::Loaded;
 use laneway_plan::violation::{Reason, Violation};
 use laneway_plan::{DeviceInventory, Sources, load};
 
-use crate::{DeclareError, Declared, MODELS, ModelFacts, Sizing, declare, qwen3_tts};
+use crate::{DeclareError, Declared, MODELS, ModelFacts, Sizing, declare, files, qwen3_tts};
 use laneway_plan::declaration::ModelDeclaration;
 
 /// A deployment that passed every rule, with what its model declares.
@@ -28,8 +28,31 @@ pub fn load_deployment(
     sources: &Sources,
     inventory: Option<&DeviceInventory>,
 ) -> Result<Validated, Vec<Violation>> {
+    load_with(sources, inventory, |_| ())
+}
+
+/// As [`load_deployment`], and the files that the deployment names are looked for on this machine: only a worker
+/// needs them, so that an engine-manager does not ask.
+///
+/// # Errors
+/// Every violation, in the order of the file.
+pub fn load_deployment_here(
+    sources: &Sources,
+    inventory: Option<&DeviceInventory>,
+) -> Result<Validated, Vec<Violation>> {
+    load_with(sources, inventory, check_files)
+}
+
+fn load_with(
+    sources: &Sources,
+    inventory: Option<&DeviceInventory>,
+    check_more: impl FnOnce(&mut Loaded),
+) -> Result<Validated, Vec<Violation>> {
     let mut loaded = load(sources);
     let declared = declare_loaded(&mut loaded);
+    if declared.is_some() {
+        check_more(&mut loaded);
+    }
     let deployment = loaded.check(declared.as_ref().map(|declared| &declared.declaration), inventory)?;
     // Without a declaration `check` has violations to return.
     let Declared { declaration, facts } = declared.expect("a checked deployment has a declared model");
@@ -38,6 +61,55 @@ pub fn load_deployment(
         declaration,
         facts,
     })
+}
+
+fn check_files(loaded: &mut Loaded) {
+    match (loaded.weights(), loaded.model_config()) {
+        (Some(Weights::Path(directory)), _) => {
+            for problem in files::checkpoint_problems(&directory) {
+                let remedy = "put the whole file there, or name another checkpoint directory";
+                loaded.add(Violation::new(
+                    Reason::CheckpointIncomplete,
+                    "weights",
+                    problem,
+                    remedy,
+                ));
+            }
+        }
+        (Some(Weights::Random { .. }), Some(ModelConfig::Directory(directory))) => {
+            if let Some(problem) = files::vocabulary_problem(&directory) {
+                let remedy = "put a vocabulary beside the configuration files";
+                loaded.add(Violation::new(
+                    Reason::VocabularyMissing,
+                    "model_config",
+                    problem,
+                    remedy,
+                ));
+            }
+        }
+        (Some(Weights::Random { .. }), Some(ModelConfig::Preset(preset))) => {
+            let problem = match files::released_vocabulary() {
+                None => {
+                    Some("there is no .tools/qwen-tokenizer above this directory or the program".to_owned())
+                }
+                Some(directory) => files::vocabulary_problem(&directory),
+            };
+            if let Some(problem) = problem {
+                let message = format!("preset `{preset}` needs the released vocabulary: {problem}");
+                let remedy = format!(
+                    "run `make tools` in the checkout, or set {} to a directory with vocab.json and merges.txt",
+                    files::TOKENIZER_DIR_VARIABLE
+                );
+                loaded.add(Violation::new(
+                    Reason::VocabularyMissing,
+                    "model_config",
+                    message,
+                    remedy,
+                ));
+            }
+        }
+        _ => {}
+    }
 }
 
 fn declare_loaded(loaded: &mut Loaded) -> Option<Declared> {
@@ -57,6 +129,20 @@ fn declare_loaded(loaded: &mut Loaded) -> Option<Declared> {
     };
     match declare(&model, &config, &sizing) {
         Ok(declared) => {
+            let tokens = loaded.max_prefill_tokens();
+            if tokens < qwen3_tts::SHORTEST_PREFILL {
+                let message = format!("no prompt fits into a prefill step of {tokens} tokens");
+                let remedy = format!(
+                    "write at least {}, and more for whole texts, instructions and clips",
+                    qwen3_tts::SHORTEST_PREFILL
+                );
+                loaded.add(Violation::new(
+                    Reason::PromptTooLong,
+                    "limits.max_prefill_tokens",
+                    message,
+                    remedy,
+                ));
+            }
             let longest = declared.facts.max_positions;
             if loaded.max_seq_len() > longest {
                 let message = format!(
@@ -86,6 +172,7 @@ fn declare_loaded(loaded: &mut Loaded) -> Option<Declared> {
                         known.join(", ")
                     )
                 }
+                DeclareError::Invalid { path, .. } => format!("mend {}", path.display()),
                 _ => "name a directory with the configuration files of a checkpoint, or a preset".to_owned(),
             };
             loaded.add(Violation::new(

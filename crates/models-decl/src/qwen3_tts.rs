@@ -67,6 +67,9 @@ pub fn codec_pass_frames(device: DeviceKind) -> u32 {
     }
 }
 
+/// Rows of the shortest prompt in front of its last one, which a decode step takes.
+pub const SHORTEST_PREFILL: u32 = 7;
+
 /// Longest reference speech; it bounds the RefEncoder's workspace.
 pub const MAX_REFERENCE_SECONDS: u32 = 30;
 

@@ -221,6 +221,12 @@ fn changes_that_no_lane_can_serve_are_refused() {
         ("1.7b-lane.yaml", &["model_config=1.7b"], &[ModelConfigInvalid]),
         ("demo.yaml", &["weights=nowhere/at/all"], &[ModelConfigInvalid]),
         ("demo.yaml", &["model_config=1.7b-base"], &[ModelConfigUnused]),
+        ("demo.yaml", &["limits.max_prefill_tokens=6"], &[PromptTooLong]),
+        (
+            "demo.yaml",
+            &["services.gateway.listen=127.0.0.1:7070"],
+            &[AddressTaken],
+        ),
     ];
     for (file, flags, expected) in cases {
         let violations = check(file, flags).expect_err(file);
@@ -232,4 +238,44 @@ fn changes_that_no_lane_can_serve_are_refused() {
             render(&violations)
         );
     }
+}
+
+/// A configuration file of the model that is broken is to be mended, and the demo's checkpoint is whole.
+#[test]
+fn the_files_of_a_checkpoint_are_looked_for() {
+    let flags = |weights: &str| vec![format!("weights={weights}")];
+    let here = |flags| {
+        let sources = Sources {
+            environment: Vec::new(),
+            ..Sources::read(&directory().join("demo.yaml"), flags)
+        };
+        laneway_models_decl::load_deployment_here(&sources, None)
+    };
+    assert!(here(Vec::new()).is_ok());
+
+    let nano = directory().join("../crates/models/demo/nano");
+    let copy = tempfile::tempdir().unwrap();
+    std::fs::create_dir(copy.path().join("speech_tokenizer")).unwrap();
+    for name in laneway_models_decl::qwen3_tts::config::FILES {
+        std::fs::copy(nano.join(name), copy.path().join(name)).unwrap();
+    }
+    let weights = copy.path().to_str().unwrap();
+    let violations = here(flags(weights)).unwrap_err();
+    assert!(
+        violations.len() == 3
+            && violations
+                .iter()
+                .all(|violation| violation.reason == Reason::CheckpointIncomplete),
+        "{}",
+        render(&violations)
+    );
+
+    std::fs::write(copy.path().join("config.json"), "{").unwrap();
+    let violations = here(flags(weights)).unwrap_err();
+    assert_eq!(violations[0].reason, Reason::ModelConfigInvalid);
+    assert!(
+        violations[0].remedy.starts_with("mend "),
+        "{}",
+        violations[0].remedy
+    );
 }

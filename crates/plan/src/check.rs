@@ -86,6 +86,7 @@ impl Loaded {
             ));
         }
 
+        self.check_addresses(raw);
         self.check_precision(raw);
         let file_inventory = self.inventory(raw);
         let inventory = file_inventory.as_ref().or(inventory);
@@ -118,8 +119,26 @@ impl Loaded {
             chunks: self.chunks(raw, declaration),
             services: services(raw),
         };
-        self.memory(&deployment, declaration, inventory, &groups);
+        // A default in the place of a size that could not be read says nothing about memory.
+        if !self.lost_any() {
+            self.memory(&deployment, declaration, inventory, &groups);
+        }
         Some(deployment)
+    }
+
+    /// Where the gateway listens, nobody else is reached. (Equal addresses to listen on may be of two machines.)
+    fn check_addresses(&mut self, raw: &RawDeployment) {
+        let services = services(raw);
+        let gateway = &services.gateway_listen;
+        if *gateway == services.engine_manager_address && !gateway.ends_with(":0") {
+            let message = format!("the gateway and the engine-manager are both at {gateway}");
+            self.add(Violation::new(
+                Reason::AddressTaken,
+                "services.gateway.listen",
+                message,
+                "give one of them another port",
+            ));
+        }
     }
 
     fn require(&mut self, key: &str, present: bool, what: &str) {

@@ -42,6 +42,6 @@ pub mod worker_plan;
 
 pub use deployment::Deployment;
 pub use inventory::{DeviceInventory, DeviceSpec};
-pub use load::{Loaded, Sources, load};
+pub use load::{Loaded, Sources, load, stray_variables};
 pub use violation::{Location, Reason, Violation, render};
 pub use worker_plan::WorkerPlan;

@@ -150,6 +150,22 @@ fn describe(error: &de::Error) -> Violation {
     }
 }
 
+/// Environment variables that begin as ours do and set nothing, each with the nearest name that would. `known` are
+/// the variables that are no keys of a configuration.
+pub fn stray_variables<'a>(names: impl Iterator<Item = &'a str>, known: &[&str]) -> Vec<(&'a str, String)> {
+    let keys = layers::environment_names();
+    let all = || known.iter().copied().chain(keys.iter().map(String::as_str));
+    let stray = names.filter(|name| {
+        name.starts_with("LANEWAY_") && !name.starts_with(ENVIRONMENT_PREFIX) && !known.contains(name)
+    });
+    stray
+        .filter_map(|name| {
+            let nearest = all().min_by_key(|known| strsim::damerau_levenshtein(name, known))?;
+            Some((name, nearest.to_owned()))
+        })
+        .collect()
+}
+
 /// The nearest of `known`, if any is near, and all of them.
 pub(crate) fn suggest<'a>(unknown: &str, known: impl Iterator<Item = &'a str>, what: &str) -> String {
     let known: Vec<&str> = known.collect();
@@ -231,9 +247,13 @@ impl Loaded {
             .map_or(defaults::PAGE_SIZE, |size| size.get())
     }
 
-    /// Add a violation; its location is that of its key, or of what the key would be in.
+    /// Add a violation; its location is that of its key, or of what the key would be in. A value that did not fit
+    /// has been reported, and the default that stands in for it is nobody's fault.
     pub fn add(&mut self, violation: Violation) {
         let path = layers::parse_path(&violation.key);
+        if self.lost.contains(&path) {
+            return;
+        }
         self.add_at(&path, violation);
     }
 
@@ -241,6 +261,11 @@ impl Loaded {
         violation.location = self.layers.location(path);
         violation.source_line = self.layers.source_line(&violation.location);
         self.violations.push(violation);
+    }
+
+    /// Whether any entry did not fit.
+    pub(crate) fn lost_any(&self) -> bool {
+        !self.lost.is_empty()
     }
 
     /// Whether a key that is absent now was written, but did not fit.

@@ -80,6 +80,12 @@ reasons! {
     ModelConfigUnused = "MODEL_CONFIG_UNUSED",
     /// The model's configuration cannot be read or does not describe the model.
     ModelConfigInvalid = "MODEL_CONFIG_INVALID",
+    /// A weight file or a vocabulary of the checkpoint is not there, or cut short.
+    CheckpointIncomplete = "CHECKPOINT_INCOMPLETE",
+    /// A preset's vocabulary, which comes apart from it, is not there.
+    VocabularyMissing = "VOCABULARY_MISSING",
+    /// A prefill step has no room for the shortest prompt.
+    PromptTooLong = "PROMPT_TOO_LONG",
     /// `max_seq_len` is beyond what the model was made for.
     SequenceTooLong = "SEQUENCE_TOO_LONG",
 
@@ -117,6 +123,9 @@ reasons! {
     MpsNotStated = "MPS_NOT_STATED",
     /// MPS where it has no effect.
     MpsUnused = "MPS_UNUSED",
+
+    /// Two services have one address.
+    AddressTaken = "ADDRESS_TAKEN",
 
     /// A resource that the model does not have.
     UnknownResource = "UNKNOWN_RESOURCE",

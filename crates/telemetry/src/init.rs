@@ -1,5 +1,7 @@
 //! The one subscriber of a process.
 
+use std::io::IsTerminal as _;
+
 use anyhow::Context as _;
 use opentelemetry::trace::TracerProvider as _;
 use opentelemetry_otlp::WithExportConfig as _;
@@ -69,7 +71,10 @@ pub fn init(config: TelemetryConfig) -> anyhow::Result<TelemetryGuard> {
         .transpose()?;
     opentelemetry::global::set_text_map_propagator(TraceContextPropagator::new());
 
-    let lines = tracing_subscriber::fmt::layer().with_writer(std::io::stderr);
+    // Colours are for a terminal; in a file they are noise.
+    let lines = tracing_subscriber::fmt::layer()
+        .with_ansi(std::io::stderr().is_terminal())
+        .with_writer(std::io::stderr);
     let lines = match config.format {
         LogFormat::Text => lines.boxed(),
         LogFormat::Json => lines.json().boxed(),

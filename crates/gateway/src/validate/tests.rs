@@ -252,6 +252,12 @@ fn numbers_out_of_range_are_refused_with_the_range() {
         "sampling.repetition_penalty",
         &["inf"],
     );
+    refused(
+        sampling(of(None, None, Some(0.5))),
+        code,
+        "sampling.repetition_penalty",
+        &["0.5", "[1, 10]"],
+    );
     refused(|r| r.max_frames = Some(401), code, "max_frames", &["401", "400"]);
     refused(|r| r.max_frames = Some(0), code, "max_frames", &["0", "400"]);
     let chunk = |first, ramp: Vec<u32>, steady| {

@@ -208,6 +208,7 @@ async fn reflection_lists_the_services_in_both_versions_and_can_be_switched_off(
             "{name} is missing from {list:?}"
         );
     }
+    assert_eq!(list.service.len(), wanted.len(), "{list:?}");
 
     let mut client =
         reflection_v1alpha::server_reflection_client::ServerReflectionClient::new(gateway_on.channel.clone());

@@ -31,6 +31,10 @@ impl SafetensorsFile {
         };
         let file = File::open(path).map_err(io)?;
         let file_bytes = file.metadata().map_err(io)?.len();
+        if file_bytes < 8 {
+            let problem = format!("has {file_bytes} bytes: not a safetensors file, or cut short");
+            return Err(malformed(problem));
+        }
         let mut length = [0; 8];
         file.read_exact_at(&mut length, 0).map_err(io)?;
         let header_bytes = u64::from_le_bytes(length);

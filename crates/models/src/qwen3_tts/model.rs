@@ -17,8 +17,7 @@ use super::request::{RequestBuilder, TtsRequest};
 use super::tokenizer::{Tokenizer, TokenizerError, WordSplit};
 use crate::checkpoint::{Checkpoint, CheckpointError, Configs, WeightsSource};
 
-/// Directory of the released `vocab.json` and `merges.txt`, for configurations that bring no tokenizer.
-pub const TOKENIZER_DIR_VARIABLE: &str = "LANEWAY_QWEN_TOKENIZER_DIR";
+pub use laneway_models_decl::TOKENIZER_DIR_VARIABLE;
 
 /// Why a model cannot be opened.
 #[derive(Debug, thiserror::Error)]
@@ -34,8 +33,9 @@ pub enum OpenError {
     Declare(#[from] DeclareError),
     /// A preset has no vocabulary, and none was named.
     #[error(
-        "preset `{preset}` has no vocabulary: set {TOKENIZER_DIR_VARIABLE} to a directory with the released \
-         vocab.json and merges.txt"
+        "preset `{preset}` has no vocabulary: run `make tools` in the checkout, which puts it into \
+         .tools/qwen-tokenizer, or set {TOKENIZER_DIR_VARIABLE} to a directory with the released vocab.json and \
+         merges.txt"
     )]
     NoVocabulary {
         /// The preset.
@@ -93,8 +93,7 @@ impl Qwen3Tts {
                 let preset = presets::named(name).ok_or_else(unknown)?;
                 let texts = preset.files.map(str::as_bytes);
                 let configs = Configs::parse(&PathBuf::from(name), texts)?;
-                let dir = std::env::var_os(TOKENIZER_DIR_VARIABLE)
-                    .map(PathBuf::from)
+                let dir = laneway_models_decl::released_vocabulary()
                     .ok_or_else(|| OpenError::NoVocabulary { preset: name.clone() })?;
                 let tokenizer = Tokenizer::released(&dir, WordSplit::Qwen2)?;
                 (Checkpoint::random(*seed, configs, dir), tokenizer)

@@ -60,6 +60,32 @@ pub struct VerifyOptions {
     pub precision: Precision,
 }
 
+impl VerifyOptions {
+    /// Whether there is a golden directory with these cases. Reads little, so that nothing need be said before.
+    ///
+    /// # Errors
+    /// The directory or a case is not there; the cases that are there are named.
+    pub fn check(&self) -> Result<(), VerifyError> {
+        self.manifest().map(drop)
+    }
+
+    fn manifest(&self) -> Result<Manifest, VerifyError> {
+        let manifest = Manifest::read(&self.golden)?;
+        let known: Vec<String> = KINDS.iter().flat_map(|kind| manifest.cases_of(kind)).collect();
+        match self.cases.iter().find(|case| !known.contains(case)) {
+            None => Ok(manifest),
+            Some(case) => Err(VerifyError::Case {
+                case: case.clone(),
+                problem: format!(
+                    "is not in {}; its cases are {}",
+                    self.golden.display(),
+                    known.join(", ")
+                ),
+            }),
+        }
+    }
+}
+
 /// Why verification could not run.
 #[derive(Debug, thiserror::Error)]
 pub enum VerifyError {
@@ -142,14 +168,7 @@ pub fn verify(
     options: &VerifyOptions,
     each: &mut dyn FnMut(&CaseReport),
 ) -> Result<Vec<CaseReport>, VerifyError> {
-    let manifest = Manifest::read(&options.golden)?;
-    let missing = |name: &&String| !manifest.has(name);
-    if let Some(case) = options.cases.iter().find(missing) {
-        return Err(VerifyError::Case {
-            case: case.clone(),
-            problem: format!("is not in {}", options.golden.display()),
-        });
-    }
+    let manifest = options.manifest()?;
     let mut reports = Vec::new();
     for kind in KINDS {
         let cases: Vec<_> = manifest

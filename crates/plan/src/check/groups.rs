@@ -235,7 +235,8 @@ impl Loaded {
                     continue;
                 };
                 if let Some(other) = assigned.iter().find(|other| other.node.name == *name) {
-                    let message = format!("`{name}` is already in {}", other.key);
+                    let group_key = other.key.trim_end_matches(".lane");
+                    let message = format!("`{name}` is already in {group_key}");
                     let violation = Violation::new(
                         Reason::NodeInTwoGroups,
                         &nodes_key,

@@ -167,6 +167,10 @@ impl Loaded {
                         .to_owned()
                 }
                 [] => "this machine has no devices".to_owned(),
+                have if kind == DeviceKind::Cpu && !have.contains(&"cpu") => {
+                    "write `device: cuda`, or have a CPU there: `--assume cpu:<GiB>` of `validate`, `cpu` in `devices`"
+                        .to_owned()
+                }
                 have => format!("map the rank to a device that is: {}", have.join(", ")),
             };
             self.add(Violation::new(Reason::DeviceMissing, key, message, remedy));

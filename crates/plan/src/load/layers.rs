@@ -3,7 +3,8 @@
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 
-use config::{Config, ConfigError, Source, Value, ValueKind};
+use config::builder::DefaultState;
+use config::{Config, ConfigBuilder, ConfigError, Source, Value, ValueKind};
 
 use super::tree::{KeyPath, Segment, Tree};
 use super::{ENVIRONMENT_PREFIX, Sources, yaml};
@@ -77,6 +78,11 @@ impl Layers {
             config = config.add_source(Layer::whole(&file));
         }
         for (path, value, location) in overrides(sources, violations) {
+            if let Some(mut violation) = beyond_its_list(&config, &path) {
+                violation.location = location;
+                violations.push(violation);
+                continue;
+            }
             config = config.add_source(Layer::one(&path, &value));
             layers.place(&path, &value, &location);
         }
@@ -193,6 +199,57 @@ impl Layers {
             _ => {}
         }
     }
+}
+
+/// Names of the environment variables that set a key with a default, or one of the root.
+pub(super) fn environment_names() -> Vec<String> {
+    fn leaves(tree: &Tree, name: &str, names: &mut Vec<String>) {
+        match tree {
+            Tree::Map(map) => {
+                for (key, value) in map {
+                    leaves(value, &format!("{name}__{}", key.to_uppercase()), names);
+                }
+            }
+            _ => names.push(name.to_owned()),
+        }
+    }
+    let mut names = Vec::new();
+    leaves(&default_layer(), "LANEWAY", &mut names);
+    let of_the_root = ["MODEL", "WEIGHTS", "MODEL_CONFIG", "DEVICE", "PRECISION"];
+    names.extend(of_the_root.map(|key| format!("{ENVIRONMENT_PREFIX}{key}")));
+    names
+}
+
+/// An override of a list element that is neither there nor the next one: elements between would be empty.
+fn beyond_its_list(config: &ConfigBuilder<DefaultState>, path: &KeyPath) -> Option<Violation> {
+    let is_index = |segment: &Segment| matches!(segment, Segment::Index(_));
+    if !path.0.iter().any(is_index) {
+        return None;
+    }
+    let merged = from_value(config.clone().build().ok()?.cache);
+    path.0.iter().enumerate().find_map(|(i, segment)| {
+        let (Segment::Index(index), Some(Tree::List(list))) = (segment, merged.get(&path.0[..i])) else {
+            return None;
+        };
+        if *index <= list.len() {
+            return None;
+        }
+        let list_key = KeyPath(path.0[..i].to_vec());
+        let message = format!(
+            "there is no `{list_key}[{index}]`: the list has {} elements",
+            list.len()
+        );
+        let remedy = format!(
+            "count from 0: the last one is `{list_key}[{}]`",
+            list.len().saturating_sub(1)
+        );
+        Some(Violation::new(
+            Reason::OverrideMalformed,
+            path.to_string(),
+            message,
+            remedy,
+        ))
+    })
 }
 
 /// Environment variables by name, then flags as given.

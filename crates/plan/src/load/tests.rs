@@ -205,6 +205,12 @@ fn a_violation_names_the_layer_that_it_came_from() {
             "section.key=value",
         ),
         (
+            with_flag("node_groups.5.lane=1"),
+            OverrideMalformed,
+            "flag --set node_groups.5.lane",
+            "count from 0",
+        ),
+        (
             with_flag("a b=1"),
             OverrideMalformed,
             "flag --set a b",
@@ -470,4 +476,29 @@ proptest! {
             });
         }
     }
+}
+
+#[test]
+fn a_default_in_the_place_of_a_bad_value_is_not_blamed_too() {
+    let mut loaded = load(&Sources::text("test.yaml", "max_seq_len: many\n"));
+    loaded.add(Violation::new(
+        Reason::SequenceTooLong,
+        "max_seq_len",
+        "8192 positions are too many",
+        "write fewer",
+    ));
+    assert_eq!(loaded.violations.len(), 1, "{}", render(&loaded.violations));
+}
+
+#[test]
+fn a_variable_that_sets_nothing_is_found_with_the_nearest_that_would() {
+    let check = |name: &str, nearest: &str| {
+        let stray = stray_variables(std::iter::once(name), &["LANEWAY_LOG", "LANEWAY_CONFIG"]);
+        assert_eq!(stray, [(name, nearest.to_owned())]);
+    };
+    check("LANEWAY_LIMITS_MAX_ROWS", "LANEWAY__LIMITS__MAX_ROWS");
+    check("LANEWAY_DEVICE", "LANEWAY__DEVICE");
+    check("LANEWAY_CONFG", "LANEWAY_CONFIG");
+    let names = ["LANEWAY_LOG", "LANEWAY__DEVICE", "PATH"];
+    assert!(stray_variables(names.into_iter(), &["LANEWAY_LOG"]).is_empty());
 }

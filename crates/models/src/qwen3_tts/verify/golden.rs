@@ -37,13 +37,6 @@ impl Manifest {
         Ok(manifest)
     }
 
-    /// Whether a case can run.
-    pub(super) fn has(&self, name: &str) -> bool {
-        KINDS
-            .iter()
-            .any(|kind| self.cases_of(kind).any(|case| case == name))
-    }
-
     /// Root mean square errors of the reference's own logits and predictor logits in bf16, when it measured them.
     pub(super) fn bf16_errors(&self) -> Option<(f32, f32)> {
         let measured = self.cases.get("teacher_forced_bf16_error")?;

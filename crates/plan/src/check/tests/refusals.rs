@@ -14,6 +14,9 @@ const FOUND_BY_MODELS_DECL: &[Reason] = &[
     Reason::ModelConfigUnused,
     Reason::ModelConfigInvalid,
     Reason::SequenceTooLong,
+    Reason::CheckpointIncomplete,
+    Reason::VocabularyMissing,
+    Reason::PromptTooLong,
 ];
 
 /// One refusal: how the toy's file and declaration differ, and what is reported.
@@ -253,6 +256,15 @@ fn plain_cases() -> Vec<Case> {
             "value of that form",
         ),
         Case::file(
+            AddressTaken,
+            (
+                end,
+                "lane: 2\nservices: { gateway: { listen: '127.0.0.1:7070' } }\n",
+            ),
+            12,
+            "another port",
+        ),
+        Case::file(
             InvalidValue,
             (end, "lane: 2\nservices: { stall_timeout: 0s }\n"),
             12,
@@ -429,7 +441,7 @@ fn plain_cases() -> Vec<Case> {
             12,
             "cuda:0",
         ),
-        Case::file(DeviceMissing, ("cuda", "cpu"), 7, "a device that is: cuda:0"),
+        Case::file(DeviceMissing, ("cuda", "cpu"), 7, "--assume cpu:<GiB>"),
         Case::file(
             MpsNotStated,
             (
