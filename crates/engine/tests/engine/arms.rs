@@ -41,8 +41,9 @@ fn check(config: RigConfig, requests: &[FakeRequest], least_flips: u64) {
 #[test]
 fn forced_flips_change_no_byte() {
     let requests: Vec<_> = (0..8).map(|seed| FakeRequest::new(seed, 20 + 3 * seed)).collect();
-    for every in [1, 2, 5] {
-        check(moving(AutoPolicy::Cycle(every)), &requests, 3);
+    // The longest alone has a dozen windows; how many share a step depends on who is ready when.
+    for (every, least) in [(1, 6), (2, 4), (5, 2)] {
+        check(moving(AutoPolicy::Cycle(every)), &requests, least);
     }
 }
 

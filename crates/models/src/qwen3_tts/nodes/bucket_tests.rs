@@ -71,14 +71,18 @@ fn moving_the_codec_changes_no_sample() {
     let frames = |i: usize| 4 + 3 * i as u32;
     let still = Running::new(model.clone(), WITH_CODEC, 1);
     let alone: Vec<_> = (0..8).map(|i| still.run(request(&model, i, frames(i)))).collect();
-    for every in [1, 3] {
+    // How many steps there are depends on who is ready when; the longest stream alone has seven windows.
+    for (every, least) in [(1, 4), (3, 2)] {
         let (device, sanitizer, counts) = bucketed();
         for machine in [laneway_device::testing::cpu(), (device, sanitizer)] {
             let running = Running::moving(machine, model.clone(), WITH_CODEC, 8, Some((CODEC, every)));
             let captures = counts.of("lane1").captures;
             assert_eq!(together(&running, 8, frames), alone, "moved every {every} steps");
             let flips = running.handle.stats().autos[0].flips.clone();
-            assert!(flips.iter().map(|flip| flip.count).sum::<u64>() >= 4, "{flips:?}");
+            assert!(
+                flips.iter().map(|flip| flip.count).sum::<u64>() >= least,
+                "{flips:?}"
+            );
             assert_eq!(counts.of("lane1").captures, captures, "a flip never captures");
         }
     }
