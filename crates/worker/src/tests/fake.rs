@@ -4,7 +4,7 @@ use std::collections::{HashMap, VecDeque};
 use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
@@ -51,6 +51,7 @@ pub(super) struct FakeBackend {
     pub(super) health: watch::Sender<Health>,
     held: Mutex<bool>,
     full: AtomicBool,
+    max_frames: AtomicU32,
 }
 
 impl FakeBackend {
@@ -61,7 +62,13 @@ impl FakeBackend {
             health: watch::Sender::new(Health::Serving),
             held: Mutex::new(false),
             full: AtomicBool::new(false),
+            max_frames: AtomicU32::new(50),
         })
+    }
+
+    /// Most frames of the requests from now on.
+    pub(super) fn allow_frames(&self, frames: u32) {
+        self.max_frames.store(frames, Ordering::Relaxed);
     }
 
     /// Whether requests wait from now on instead of starting at once.
@@ -186,7 +193,7 @@ impl FakeBackend {
         let (live, n_live) = (self.live.clone(), self.n_live.clone());
         Ok(Running {
             prompt_positions: 12,
-            max_frames: 50,
+            max_frames: self.max_frames.load(Ordering::Relaxed),
             events: Box::pin(FakeEvents {
                 id: id.into(),
                 receiver,

@@ -264,3 +264,43 @@ async fn a_talker_stops_serving_when_the_connection_to_its_codec_breaks() {
     codec.run.abort();
     talker.until(ServingStatus::NotServing).await;
 }
+
+/// A request without room in the engine gets more small messages than a connection holds unread: HTTP/2 ends one that has
+/// too many.
+#[tokio::test]
+async fn frames_of_a_parked_request_do_not_end_the_connection() {
+    const N_FRAMES: u32 = 10_000;
+    let manager = FakeManager::start().await;
+    let codec = codec(&manager).await;
+    codec.backend.allow_frames(N_FRAMES);
+    codec.backend.hold(true);
+    let (sender, receiver) = mpsc::channel(64);
+    let header = v1::DecodeHeader {
+        request_id: "a".into(),
+        max_frames: N_FRAMES,
+        ..Default::default()
+    };
+    sender.send(message(Message::Header(header))).await.unwrap();
+    let call = codec.worker.clone().decode(ReceiverStream::new(receiver)).await;
+    let mut answer = call.unwrap().into_inner();
+    let sent = async {
+        for index in 0..N_FRAMES {
+            sender.send(frames(index, &[1, 1])).await.unwrap();
+        }
+        sender
+            .send(message(Message::End(v1::DecodeEnd {})))
+            .await
+            .unwrap();
+    };
+    tokio::time::timeout(PATIENCE, sent).await.unwrap();
+    codec.backend.hold(false);
+    let finished = async {
+        loop {
+            let response = answer.message().await.unwrap().unwrap();
+            if let Some(v1::decode_response::Message::Finished(finished)) = response.message {
+                return finished.frames;
+            }
+        }
+    };
+    assert_eq!(tokio::time::timeout(PATIENCE, finished).await.unwrap(), N_FRAMES);
+}
