@@ -286,6 +286,10 @@ async fn frames_of_a_parked_request_do_not_end_the_connection() {
     let sent = async {
         for index in 0..N_FRAMES {
             sender.send(frames(index, &[1, 1])).await.unwrap();
+            // One by one, as a Talker makes them: what waits together travels together.
+            while sender.capacity() < sender.max_capacity() {
+                tokio::task::yield_now().await;
+            }
         }
         sender
             .send(message(Message::End(v1::DecodeEnd {})))
