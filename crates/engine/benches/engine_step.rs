@@ -9,9 +9,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
+use laneway_device::testing::IdleStream;
 use laneway_device::{
-    Buffer, BufferSpec, Device, DeviceFacts, Event, EventImpl, Graph, Launcher, Matrix, MatrixSpec, Op,
-    Priority, Result, Stream, StreamConfig, Touches, View,
+    Buffer, BufferSpec, Device, DeviceFacts, Launcher, Matrix, MatrixSpec, Priority, Result, Stream,
+    StreamConfig, Touches, View,
 };
 use laneway_engine::node::*;
 use laneway_engine::{
@@ -19,7 +20,6 @@ use laneway_engine::{
     Submission,
 };
 use laneway_plan::declaration::*;
-use parking_lot::Mutex;
 
 const ITEM_WORDS: usize = 16;
 
@@ -29,31 +29,6 @@ const DEVICE_STEP: Duration = Duration::from_millis(1);
 /// Computes nothing; each step on one of its streams takes this long.
 #[derive(Debug)]
 struct NullDevice(Duration);
-
-#[derive(Debug)]
-struct NullStream {
-    config: StreamConfig,
-    step: Duration,
-    /// When the newest step is over.
-    busy_until: Mutex<Instant>,
-}
-
-struct DoneAt(Instant);
-
-impl EventImpl for DoneAt {
-    fn is_done(&self) -> bool {
-        Instant::now() >= self.0
-    }
-
-    fn wait(&self, _timeout: Duration) -> Result<()> {
-        std::thread::sleep(self.0.saturating_duration_since(Instant::now()));
-        Ok(())
-    }
-
-    fn as_any(&self) -> &dyn std::any::Any {
-        self
-    }
-}
 
 impl Device for NullDevice {
     fn facts(&self) -> DeviceFacts {
@@ -80,11 +55,7 @@ impl Device for NullDevice {
     }
 
     fn create_stream(&self, config: StreamConfig) -> Result<Arc<dyn Stream>> {
-        Ok(Arc::new(NullStream {
-            config,
-            step: self.0,
-            busy_until: Mutex::new(Instant::now()),
-        }))
+        Ok(Arc::new(IdleStream::new(config, self.0)))
     }
 
     fn host_write(&self, _view: &View, _bytes: &[u8]) -> Result<()> {
@@ -93,42 +64,6 @@ impl Device for NullDevice {
 
     fn host_read(&self, _view: &View, _bytes: &mut [u8]) -> Result<()> {
         Ok(())
-    }
-}
-
-impl Stream for NullStream {
-    fn config(&self) -> &StreamConfig {
-        &self.config
-    }
-
-    fn id(&self) -> u64 {
-        0
-    }
-
-    fn launch(&self, _op: &Op, _touches: &Touches) -> Result<()> {
-        Ok(())
-    }
-
-    fn record(&self) -> Result<Event> {
-        let mut busy_until = self.busy_until.lock();
-        *busy_until = Instant::now().max(*busy_until) + self.step;
-        Ok(Event {
-            id: 0,
-            stream: self.config.name.as_str().into(),
-            inner: Arc::new(DoneAt(*busy_until)),
-        })
-    }
-
-    fn wait(&self, _event: &Event) -> Result<()> {
-        Ok(())
-    }
-
-    fn capture(&self, _build: &mut dyn FnMut(&dyn Stream) -> Result<()>) -> Result<Graph> {
-        unreachable!("the nodes capture nothing")
-    }
-
-    fn replay(&self, _graph: &Graph, _touches: &Touches) -> Result<()> {
-        unreachable!("the nodes capture nothing")
     }
 }
 

@@ -1,17 +1,15 @@
 //! What a step of the model costs the host: 64 requests on a device that computes nothing and has real pinned
-//! memory. Prints; run it with `cargo test --release -p laneway-models -- --ignored host_time --nocapture`.
+//! memory. Nothing to hold, only to print: `make bench` runs it.
 
-use std::any::Any;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use laneway_device::sanitize::Sanitizer;
+use laneway_device::testing::{self, IdleStream};
 use laneway_device::{
-    Buffer, BufferSpec, DType, Device, DeviceFacts, Event, EventImpl, Graph, Matrix, MatrixSpec, Op, Result,
-    Stream, StreamConfig, Touches, View, testing,
+    Buffer, BufferSpec, DType, Device, DeviceFacts, Matrix, MatrixSpec, Result, Stream, StreamConfig, View,
 };
 use laneway_models_decl::qwen3_tts::{CODEC, TALKER};
-use parking_lot::Mutex;
 
 use crate::qwen3_tts::prompt::TextLayout;
 use crate::qwen3_tts::request::SpeechInput;
@@ -25,30 +23,6 @@ const DEVICE_STEP: Duration = Duration::from_micros(500);
 /// Runs nothing; what its host memory holds is the CPU device's.
 #[derive(Debug)]
 struct NullDevice(Arc<dyn Device>);
-
-#[derive(Debug)]
-struct NullStream {
-    config: StreamConfig,
-    /// When the newest step is over.
-    busy_until: Mutex<Instant>,
-}
-
-struct DoneAt(Instant);
-
-impl EventImpl for DoneAt {
-    fn is_done(&self) -> bool {
-        Instant::now() >= self.0
-    }
-
-    fn wait(&self, _timeout: Duration) -> Result<()> {
-        std::thread::sleep(self.0.saturating_duration_since(Instant::now()));
-        Ok(())
-    }
-
-    fn as_any(&self) -> &dyn Any {
-        self
-    }
-}
 
 impl Device for NullDevice {
     fn facts(&self) -> DeviceFacts {
@@ -75,10 +49,7 @@ impl Device for NullDevice {
     }
 
     fn create_stream(&self, config: StreamConfig) -> Result<Arc<dyn Stream>> {
-        Ok(Arc::new(NullStream {
-            config,
-            busy_until: Mutex::new(Instant::now()),
-        }))
+        Ok(Arc::new(IdleStream::new(config, DEVICE_STEP)))
     }
 
     fn host_write(&self, view: &View, bytes: &[u8]) -> Result<()> {
@@ -90,49 +61,8 @@ impl Device for NullDevice {
     }
 }
 
-impl Stream for NullStream {
-    fn config(&self) -> &StreamConfig {
-        &self.config
-    }
-
-    fn id(&self) -> u64 {
-        0
-    }
-
-    fn launch(&self, _op: &Op, _touches: &Touches) -> Result<()> {
-        Ok(())
-    }
-
-    fn record(&self) -> Result<Event> {
-        let mut busy_until = self.busy_until.lock();
-        *busy_until = Instant::now().max(*busy_until) + DEVICE_STEP;
-        Ok(Event {
-            id: 0,
-            stream: self.config.name.as_str().into(),
-            inner: Arc::new(DoneAt(*busy_until)),
-        })
-    }
-
-    fn wait(&self, _event: &Event) -> Result<()> {
-        Ok(())
-    }
-
-    fn capture(&self, build: &mut dyn FnMut(&dyn Stream) -> Result<()>) -> Result<Graph> {
-        build(self)?;
-        Ok(Graph {
-            captured_on: 0,
-            exec: None,
-            ops: Vec::new().into(),
-        })
-    }
-
-    fn replay(&self, _graph: &Graph, _touches: &Touches) -> Result<()> {
-        Ok(())
-    }
-}
-
 #[test]
-#[ignore = "prints times"]
+#[ignore = "prints times, for `make bench`"]
 fn host_time_of_steps() {
     let device = laneway_device::open_cpu(laneway_device::CpuConfig { memory_bytes: None }).unwrap();
     let (_, sanitizer): (Arc<dyn Device>, Sanitizer) = testing::cpu();
