@@ -191,15 +191,17 @@ fn number(text: &str) -> Option<f64> {
     }
 }
 
+/// A page of this text alone.
+#[cfg(test)]
+pub(super) fn page(text: &str) -> Page {
+    let mut page = Page::default();
+    page.read(text);
+    page
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn page(text: &str) -> Page {
-        let mut page = Page::default();
-        page.read(text);
-        page
-    }
 
     #[test]
     fn samples_are_read_with_their_labels() {

@@ -170,13 +170,8 @@ fn number(value: Option<f64>, digits: usize) -> String {
 
 #[cfg(test)]
 mod tests {
+    use super::super::page::page;
     use super::*;
-
-    fn page(text: &str) -> Page {
-        let mut page = Page::default();
-        page.read(text);
-        page
-    }
 
     #[test]
     fn a_view_tells_what_happened_in_between() {
