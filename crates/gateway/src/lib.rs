@@ -1,13 +1,14 @@
 //! The public API: admission, validation, routing and the life of a stream between a caller and a worker.
 //!
-//! A request's path: `speech` refuses or admits it, `validate` makes it a checked request, `relay` owns it
-//! from then on: it asks `routing` for a worker, passes audio on, and ends on whatever comes first of the last
-//! message, a failure, the deadline, a cancel, or a caller who left. What the caller has yet to take waits in
-//! `delivery`.
+//! A request's path: a shape of the API (`speech`) hands it to `api`, which refuses or admits it; `validate` makes
+//! it a checked request, and `relay` owns it from then on: it asks `routing` for a worker, passes audio on, and ends
+//! on whatever comes first of the last message, a failure, the deadline, a cancel, or a caller who left. What the
+//! caller has yet to take waits in `delivery`.
 //!
 //! Must not know: devices, engines, how a worker runs a request.
 
 mod admission;
+mod api;
 pub mod config;
 mod delivery;
 mod discovery;

@@ -16,11 +16,11 @@ use tonic::transport::Server;
 use tonic::transport::server::TcpIncoming;
 
 use crate::admission::Admission;
+use crate::api::Api;
 use crate::config::Config;
 use crate::drain::{Shutdown, drained};
 use crate::readable::Readable;
 use crate::routing::{Roster, Router, run_roster};
-use crate::speech::Api;
 use crate::{discovery, health};
 
 /// Largest block of headers that a caller may send.

@@ -1,61 +1,19 @@
-//! The public services: `Speech`, `Models`, `Requests`.
+//! The public services of `laneway.v1`: `Speech`, `Models`, `Requests`.
 //!
 //! A handler refuses or hands over; it never waits for a worker.
 
 use std::sync::Arc;
 
 use laneway_proto::{ErrorCode, Failure, RequestId, v1};
-use laneway_telemetry::{metric, propagation};
-use tokio::time::Instant;
 use tonic::{Request, Response, Status};
-use tracing::Instrument as _;
 use v1::models_server::Models;
 use v1::requests_server::Requests;
 use v1::speech_server::Speech;
 
-use crate::admission::{Admission, Signal};
-use crate::config::{LinkConfig, StreamConfig};
-use crate::delivery::{Outgoing, delivery};
-use crate::relay::{self, Relay};
-use crate::routing::Router;
+use crate::admission::Signal;
+use crate::api::Api;
+use crate::delivery::Outgoing;
 use crate::validate;
-
-/// All three services share it.
-#[derive(Debug, Clone)]
-pub(crate) struct Api {
-    pub(crate) admission: Arc<Admission>,
-    pub(crate) router: Router,
-    pub(crate) max_text_chars: Option<usize>,
-    pub(crate) stream: StreamConfig,
-    pub(crate) link: LinkConfig,
-}
-
-impl Api {
-    fn begin(&self, request: Request<v1::SynthesizeRequest>) -> Result<Outgoing, Failure> {
-        let arrived = Instant::now();
-        // Before the work of checking, of which a clip to clone is the most.
-        let place = self.admission.enter()?;
-        let (metadata, _, request) = request.into_parts();
-        self.router.check_room(&request.model)?;
-        let checked = validate::check(request, &self.router.models(), self.max_text_chars)?;
-        let ticket = place.admit(checked.id.clone())?;
-
-        let span = tracing::info_span!("synthesize", request_id = %checked.id, model = checked.model.name);
-        propagation::extract(&span, &metadata);
-        let (out, outgoing) = delivery();
-        let relay = Relay {
-            ticket,
-            router: self.router.clone(),
-            stream: self.stream.clone(),
-            link: self.link.clone(),
-            arrived,
-            metadata,
-            out,
-        };
-        tokio::spawn(relay::run(relay, checked).instrument(span));
-        Ok(outgoing)
-    }
-}
 
 #[tonic::async_trait]
 impl Speech for Api {
@@ -65,11 +23,8 @@ impl Speech for Api {
         &self,
         request: Request<v1::SynthesizeRequest>,
     ) -> Result<Response<Self::SynthesizeStream>, Status> {
-        self.begin(request).map(Response::new).map_err(|failure| {
-            metrics::counter!(metric::GATEWAY_REFUSALS, "reason" => failure.code.label()).increment(1);
-            tracing::debug!(%failure, "request refused");
-            failure.into()
-        })
+        let (metadata, _, request) = request.into_parts();
+        Ok(Response::new(self.speak(request, metadata)?))
     }
 
     async fn list_voices(
