@@ -8,6 +8,8 @@
 
 use std::time::Duration;
 
+use bytes::Bytes;
+use laneway_audio::EncodeError;
 use laneway_proto::{ErrorCode, Failure, RequestId, WorkerId, grpc_timeout, samples_from_bytes, v1};
 use laneway_telemetry::{metric, propagation};
 use tokio::time::Instant;
@@ -21,7 +23,7 @@ use v1::worker_synthesize_response::Event as Received;
 use crate::admission::{Signal, Ticket};
 use crate::config::{LinkConfig, StreamConfig};
 use crate::delivery::{Delivery, Last, Taken};
-use crate::encode::{Encoder, Format};
+use crate::encode::{Encoder, wire_format};
 use crate::progress::Progress;
 use crate::routing::{Assignment, RETRY_AFTER, Router, overloaded};
 use crate::validate::Checked;
@@ -93,9 +95,18 @@ enum Ended {
 
 /// Run a request to its end.
 pub(crate) async fn run(relay: Relay, checked: Checked) {
+    let encoder = match Encoder::new(checked.audio, checked.model.sample_rate) {
+        Ok(encoder) => encoder,
+        Err(error) => {
+            // It was validated. Dropping the delivery tells the caller of an internal error.
+            tracing::error!(%error, "no encoder for a request that was validated");
+            return;
+        }
+    };
     let mut state = State {
         deadline: grpc_timeout(&relay.metadata).map(|timeout| relay.arrived + timeout),
-        encoder: Encoder::new(checked.format, checked.model.sample_rate),
+        encoder,
+        n_chunks: 0,
         progress: Progress::new(relay.arrived, checked.model.sample_rate),
         accepted: false,
         prompt_positions: 0,
@@ -122,6 +133,8 @@ struct State {
     checked: Checked,
     deadline: Option<Instant>,
     encoder: Encoder,
+    /// Chunks that the caller was sent: fewer than came while the encoder holds samples back.
+    n_chunks: u32,
     progress: Progress,
     /// `Accepted` was sent.
     accepted: bool,
@@ -243,17 +256,13 @@ impl State {
             return Ok(());
         }
         self.accepted = true;
-        let format = match self.checked.format {
-            Format::PcmS16le => v1::AudioFormat::PcmS16le,
-            Format::PcmF32le => v1::AudioFormat::PcmF32le,
-            Format::Wav => v1::AudioFormat::Wav,
-        };
+        let audio = self.encoder.spec();
         let accepted = v1::Accepted {
             request_id: self.relay.ticket.id.to_string(),
             model: self.checked.model.name.clone(),
             seed: self.checked.wire.seed,
-            format: format.into(),
-            sample_rate: self.checked.model.sample_rate,
+            format: wire_format(audio.encoding).into(),
+            sample_rate: audio.sample_rate,
             channels: 1,
         };
         self.send(Sent::Accepted(accepted)).await
@@ -268,15 +277,31 @@ impl State {
         if samples.is_empty() {
             return Ok(());
         }
-        let sample_offset = audio.sample_offset;
-        let index = self.progress.chunk(&samples, Instant::now());
-        let audio = self.encoder.chunk(&samples, audio.samples);
-        let chunk = v1::AudioChunk {
+        self.progress.chunk(&samples, Instant::now());
+        let sample_offset = self.encoder.n_samples();
+        let audio = self
+            .encoder
+            .chunk(samples, audio.samples)
+            .await
+            .map_err(|error| Failed::Here(not_encoded(&error)))?;
+        self.send_audio(sample_offset, audio)
+            .await
+            .map_err(Failed::Interrupted)
+    }
+
+    /// The next chunk to the caller, if there is anything in it.
+    async fn send_audio(&mut self, sample_offset: u64, audio: Bytes) -> Result<(), Interrupt> {
+        if audio.is_empty() {
+            return Ok(());
+        }
+        let index = self.n_chunks;
+        self.n_chunks += 1;
+        self.send(Sent::Chunk(v1::AudioChunk {
             index,
             sample_offset,
             audio,
-        };
-        self.send(Sent::Chunk(chunk)).await.map_err(Failed::Interrupted)
+        }))
+        .await
     }
 
     async fn finish(
@@ -297,10 +322,7 @@ impl State {
             );
             return Err(broken(assignment, &problem));
         }
-        let last = self
-            .last(reason, finished.frames)
-            .await
-            .map_err(Failed::Interrupted)?;
+        let last = self.last(reason, finished.frames).await?;
         // Reading to the end lets the connection close the stream instead of resetting it.
         let _ = tokio::time::timeout(CLOSING, events.message()).await;
         Ok(last)
@@ -311,25 +333,23 @@ impl State {
         &mut self,
         reason: v1::FinishReason,
         frames: u32,
-    ) -> Result<v1::SynthesizeResponse, Interrupt> {
-        self.accept().await?;
-        if !self.progress.begun() {
-            let audio = self.encoder.header();
-            if !audio.is_empty() {
-                self.send(Sent::Chunk(v1::AudioChunk {
-                    index: 0,
-                    sample_offset: 0,
-                    audio,
-                }))
-                .await?;
-            }
-        }
-        let samples = self.progress.samples();
+    ) -> Result<v1::SynthesizeResponse, Failed> {
+        self.accept().await.map_err(Failed::Interrupted)?;
+        let sample_offset = self.encoder.n_samples();
+        let rest = self
+            .encoder
+            .finish()
+            .await
+            .map_err(|error| Failed::Here(not_encoded(&error)))?;
+        self.send_audio(sample_offset, rest)
+            .await
+            .map_err(Failed::Interrupted)?;
+        let samples = self.encoder.n_samples();
         let finished = v1::SynthesisFinished {
             reason: reason.into(),
             frames,
             samples,
-            seconds: self.progress.seconds(),
+            seconds: samples as f64 / f64::from(self.encoder.spec().sample_rate),
             timings: Some(self.progress.timings(Instant::now())),
             prompt_positions: self.prompt_positions,
         };
@@ -482,7 +502,8 @@ impl State {
         metrics::counter!(metric::GATEWAY_CANCELS, "by" => "stop").increment(1);
         match self.last(v1::FinishReason::Stopped, 0).await {
             Ok(last) => Ended::Well(last),
-            Err(interrupt) => Ended::Cut(cut(interrupt)),
+            Err(Failed::Interrupted(interrupt)) => Ended::Cut(cut(interrupt)),
+            Err(Failed::Here(failure) | Failed::Elsewhere(failure)) => Ended::Failed(failure),
         }
     }
 }
@@ -512,6 +533,12 @@ fn cut(interrupt: Interrupt) -> Failure {
 fn worker_request_id(id: &RequestId) -> String {
     let shown = id.as_str().get(..SHOWN_ID_BYTES).unwrap_or(id.as_str());
     format!("{shown}.{:08x}", rand::random::<u32>())
+}
+
+/// Samples that cannot be encoded: nobody's fault but ours.
+fn not_encoded(error: &EncodeError) -> Failure {
+    tracing::error!(%error, "audio not encoded");
+    Failure::internal()
 }
 
 fn worker_lost() -> Failure {

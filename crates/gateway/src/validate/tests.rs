@@ -47,7 +47,7 @@ fn a_plain_request_runs_with_everything_decided() {
     assert_eq!(checked.wire.text, "Hello.");
     assert_eq!(checked.wire.voice, "ryan");
     assert_eq!(checked.wire.request_id, checked.id.as_str());
-    assert_eq!(checked.format, Format::PcmS16le);
+    assert_eq!(checked.audio.encoding, Encoding::PcmS16le);
     let other = check(request(), &models(), None).unwrap();
     assert_ne!(other.id, checked.id);
     assert_ne!(other.wire.seed, checked.wire.seed);
@@ -78,7 +78,8 @@ fn everything_that_is_accepted_reaches_the_worker() {
             max_frames: Some(400),
             request_id: "mine".into(),
             format: v1::AudioFormat::Wav.into(),
-            sample_rate: 24_000,
+            sample_rate: 16_000,
+            speed: Some(1.5),
             layout: v1::TextLayout::Whole.into(),
             reference: None,
         },
@@ -86,7 +87,12 @@ fn everything_that_is_accepted_reaches_the_worker() {
         None,
     )
     .unwrap();
-    assert_eq!(checked.format, Format::Wav);
+    let audio = AudioSpec {
+        encoding: Encoding::Wav,
+        sample_rate: 16_000,
+        speed: 1.5,
+    };
+    assert_eq!(checked.audio, audio);
     let want = v1::WorkerSynthesizeRequest {
         request_id: "mine".into(),
         text: "8...".into(),
@@ -191,18 +197,25 @@ fn unknown_names_are_answered_with_what_exists() {
         &["big", "nano"],
     );
     refused(
-        |r| r.format = 6,
+        |r| r.format = 99,
         ErrorCode::UnsupportedFormat,
         "format",
-        &["mp3", "pcm_s16le, pcm_f32le, wav"],
+        &["99", "pcm_s16le, pcm_f32le, wav, opus, flac, mp3"],
     );
-    refused(|r| r.format = 99, ErrorCode::UnsupportedFormat, "format", &["99"]);
     refused(
-        |r| r.sample_rate = 8000,
+        |r| r.sample_rate = 44_100,
         ErrorCode::UnsupportedSampleRate,
         "sample_rate",
-        &["8000", "24000"],
+        &["44100", "8000, 16000, 24000, 48000"],
     );
+    for speed in [0.2, 4.5, f32::NAN] {
+        refused(
+            |r| r.speed = Some(speed),
+            ErrorCode::InvalidArgument,
+            "speed",
+            &["[0.25, 4]"],
+        );
+    }
     refused(|r| r.layout = 9, ErrorCode::InvalidArgument, "layout", &["9"]);
     for language in ["", "auto", "Auto"] {
         let checked = check(
@@ -309,7 +322,7 @@ fn all_violations_are_answered_at_once() {
             text: "…".into(),
             voice: "bob".into(),
             max_frames: Some(0),
-            format: 4,
+            format: 9,
             ..request()
         },
         &models(),
@@ -455,7 +468,7 @@ proptest! {
                 prop_assert!(wire.text.chars().any(char::is_alphanumeric) && wire.text.chars().count() <= 100);
                 prop_assert!(["ryan", "eric"].contains(&wire.voice.as_str()));
                 prop_assert!(wire.max_frames.is_none_or(|frames| (1..=400).contains(&frames)));
-                prop_assert!((0..=3).contains(&format));
+                prop_assert!((0..=6).contains(&format));
                 prop_assert!(temperature.is_none_or(|t| (0.0..=5.0).contains(&t)));
                 if let Some(chunk) = wire.chunk {
                     prop_assert!(chunk.ramp.iter().chain([&chunk.first, &chunk.steady]).all(|n| (1..=25).contains(n)));
