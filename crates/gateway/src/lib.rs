@@ -20,6 +20,7 @@ mod progress;
 mod readable;
 mod relay;
 mod routing;
+mod sentences;
 mod server;
 mod speech;
 mod validate;
