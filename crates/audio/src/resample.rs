@@ -41,7 +41,13 @@ impl Resampler {
     /// # Errors
     /// A rate of zero, or one that the filter does not take.
     pub fn new(from: u32, to: u32) -> Result<Self, EncodeError> {
-        let block = (from / BLOCKS_PER_SECOND).max(1) as usize;
+        // The filter's delay is half of a block of output: only a whole number of samples can be taken out.
+        let unit = from / gcd(from, to).max(1);
+        let mut n_units = (from / BLOCKS_PER_SECOND).div_ceil(unit.max(1)).max(1);
+        if n_units * (to / gcd(from, to).max(1)) % 2 == 1 {
+            n_units += 1;
+        }
+        let block = (n_units * unit).max(1) as usize;
         let filter = Fft::<f32>::new_custom(
             from as usize,
             to as usize,
@@ -119,6 +125,10 @@ impl Resampler {
     }
 }
 
+fn gcd(a: u32, b: u32) -> u32 {
+    if b == 0 { a } else { gcd(b, a % b) }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -154,7 +164,7 @@ mod tests {
     #[test]
     fn a_tone_stays_the_tone_it_was_and_where_it_was() {
         let samples = sine(440.0, 24_000, 24_000);
-        for to in [8_000, 16_000, 48_000] {
+        for to in [8_000, 16_000, 22_050, 48_000] {
             let out = resampled(24_000, to, &cut(&samples, &[1920]));
             let want = sine(440.0, to, out.len());
             let middle = out.len() / 10..out.len() * 9 / 10;

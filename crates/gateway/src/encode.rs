@@ -15,7 +15,7 @@ pub(crate) const FORMATS: [(v1::AudioFormat, Encoding); 6] = [
 ];
 
 /// Rates that are served beside the model's own, in Hz.
-pub(crate) const SAMPLE_RATES: [u32; 4] = [8_000, 16_000, 24_000, 48_000];
+pub(crate) const SAMPLE_RATES: [u32; 6] = [8_000, 16_000, 22_050, 24_000, 44_100, 48_000];
 
 /// The name of an encoding on the wire.
 pub(crate) fn wire_format(encoding: Encoding) -> v1::AudioFormat {

@@ -22,6 +22,7 @@ mod relay;
 mod routing;
 mod sentences;
 mod server;
+mod session;
 mod speech;
 mod validate;
 

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use laneway_audio::EncodeError;
-use laneway_proto::{ErrorCode, Failure, RequestId, WorkerId, grpc_timeout, samples_from_bytes, v1};
+use laneway_proto::{ErrorCode, Failure, RequestId, WorkerId, samples_from_bytes, v1};
 use laneway_telemetry::{metric, propagation};
 use tokio::time::Instant;
 use tokio_util::task::AbortOnDropHandle;
@@ -22,7 +22,7 @@ use v1::worker_synthesize_response::Event as Received;
 
 use crate::admission::{Signal, Ticket};
 use crate::config::{LinkConfig, StreamConfig};
-use crate::delivery::{Delivery, Last, Taken};
+use crate::delivery::{Delivery, Last, Message, Taken};
 use crate::encode::{Encoder, wire_format};
 use crate::progress::Progress;
 use crate::routing::{Assignment, RETRY_AFTER, Router, overloaded};
@@ -52,6 +52,8 @@ pub(crate) struct Relay {
     pub(crate) link: LinkConfig,
     /// When the request arrived.
     pub(crate) arrived: Instant,
+    /// When it has to have ended.
+    pub(crate) deadline: Option<Instant>,
     /// Metadata that the caller sent.
     pub(crate) metadata: MetadataMap,
     /// To the caller.
@@ -60,7 +62,7 @@ pub(crate) struct Relay {
 
 /// What ends a relay other than its worker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Interrupt {
+pub(crate) enum Interrupt {
     /// The caller left.
     Gone,
     /// The caller's deadline passed.
@@ -84,9 +86,9 @@ enum Failed {
 
 /// How the worker's part of a stream ended.
 #[derive(Debug)]
-enum Ended {
+pub(crate) enum Ended<M = v1::SynthesizeResponse> {
     /// With this last message.
-    Well(v1::SynthesizeResponse),
+    Well(M),
     /// What was made is still delivered.
     Failed(Failure),
     /// What was not taken yet is dropped.
@@ -104,7 +106,7 @@ pub(crate) async fn run(relay: Relay, checked: Checked) {
         }
     };
     let mut state = State {
-        deadline: grpc_timeout(&relay.metadata).map(|timeout| relay.arrived + timeout),
+        deadline: relay.deadline,
         encoder,
         n_chunks: 0,
         progress: Progress::new(relay.arrived, checked.model.sample_rate),
@@ -115,7 +117,8 @@ pub(crate) async fn run(relay: Relay, checked: Checked) {
     };
     let ended = state.route().await;
     let (samples, arrived) = (state.progress.samples(), state.relay.arrived);
-    let label = match state.deliver(ended).await {
+    let State { relay, deadline, .. } = state;
+    let label = match deliver(relay.ticket, relay.out, relay.stream.caller, deadline, ended).await {
         Ok(()) => "ok",
         Err(code) => code.label(),
     };
@@ -126,6 +129,50 @@ pub(crate) async fn run(relay: Relay, checked: Checked) {
         seconds = arrived.elapsed().as_secs_f64(),
         "request ended"
     );
+}
+
+/// Hand over the end, behind what waits, and wait until it was taken, for at most `caller` between two messages.
+///
+/// # Errors
+/// What the caller was told, or would have been.
+pub(crate) async fn deliver<M: Message>(
+    ticket: Ticket,
+    mut out: Delivery<M>,
+    caller: Duration,
+    deadline: Option<Instant>,
+    ended: Ended<M>,
+) -> Result<(), ErrorCode> {
+    let mut signal = ticket.signal.clone();
+    let (last, outcome) = match ended {
+        Ended::Cut(failure) => {
+            let code = failure.code;
+            // Before the status can be seen: a caller who goes on at once finds its place free.
+            drop(ticket);
+            out.give_up(failure.into());
+            return Err(code);
+        }
+        Ended::Well(message) => (Last::Message(message), Ok(())),
+        Ended::Failed(failure) => (Last::Status(failure.clone().into()), Err(failure.code)),
+    };
+    out.end(last, Some(ticket));
+    loop {
+        let interrupt = tokio::select! {
+            biased;
+            taken = out.taken() => match taken {
+                Ok(Taken::More) => continue,
+                Ok(Taken::End) => return outcome,
+                Err(_) => Interrupt::Gone,
+            },
+            // When the ticket is gone, so is the end.
+            Ok(raised) = signal.wait_for(|signal| *signal > Signal::Stop) => Interrupt::Signal(*raised),
+            () = sleep_until(deadline) => Interrupt::Deadline,
+            () = tokio::time::sleep(caller) => Interrupt::Patience,
+        };
+        let failure = cut(interrupt);
+        let code = failure.code;
+        out.give_up(failure.into());
+        return outcome.and(Err(code));
+    }
 }
 
 struct State {
@@ -359,47 +406,6 @@ impl State {
         })
     }
 
-    /// Hand over the end, behind what waits, and wait until it was taken.
-    async fn deliver(self, ended: Ended) -> Result<(), ErrorCode> {
-        let Relay {
-            ticket,
-            mut out,
-            stream,
-            ..
-        } = self.relay;
-        let mut signal = ticket.signal.clone();
-        let (last, outcome) = match ended {
-            Ended::Cut(failure) => {
-                let code = failure.code;
-                // Before the status can be seen: a caller who goes on at once finds its place free.
-                drop(ticket);
-                out.give_up(failure.into());
-                return Err(code);
-            }
-            Ended::Well(message) => (Last::Message(message), Ok(())),
-            Ended::Failed(failure) => (Last::Status(failure.clone().into()), Err(failure.code)),
-        };
-        out.end(last, Some(ticket));
-        loop {
-            let interrupt = tokio::select! {
-                biased;
-                taken = out.taken() => match taken {
-                    Ok(Taken::More) => continue,
-                    Ok(Taken::End) => return outcome,
-                    Err(_) => Interrupt::Gone,
-                },
-                // When the ticket is gone, so is the end.
-                Ok(raised) = signal.wait_for(|signal| *signal > Signal::Stop) => Interrupt::Signal(*raised),
-                () = sleep_until(self.deadline) => Interrupt::Deadline,
-                () = tokio::time::sleep(stream.caller) => Interrupt::Patience,
-            };
-            let failure = cut(interrupt);
-            let code = failure.code;
-            out.give_up(failure.into());
-            return outcome.and(Err(code));
-        }
-    }
-
     async fn send(&self, event: Sent) -> Result<(), Interrupt> {
         let patience = Instant::now() + self.relay.stream.caller;
         // A stop does not hold up what was made already.
@@ -509,7 +515,7 @@ impl State {
 }
 
 /// What ends a stream early, as its caller is told. Counts it.
-fn cut(interrupt: Interrupt) -> Failure {
+pub(crate) fn cut(interrupt: Interrupt) -> Failure {
     let (by, code, message) = match interrupt {
         Interrupt::Gone => ("client", ErrorCode::Cancelled, "the caller left"),
         Interrupt::Patience => (
@@ -536,7 +542,7 @@ fn worker_request_id(id: &RequestId) -> String {
 }
 
 /// Samples that cannot be encoded: nobody's fault but ours.
-fn not_encoded(error: &EncodeError) -> Failure {
+pub(crate) fn not_encoded(error: &EncodeError) -> Failure {
     tracing::error!(%error, "audio not encoded");
     Failure::internal()
 }
@@ -551,7 +557,8 @@ fn broken(assignment: &Assignment, problem: &str) -> Failed {
     Failed::Here(Failure::internal())
 }
 
-async fn sleep_until(deadline: Option<Instant>) {
+/// Never without a deadline.
+pub(crate) async fn sleep_until(deadline: Option<Instant>) {
     match deadline {
         Some(deadline) => tokio::time::sleep_until(deadline).await,
         None => std::future::pending().await,

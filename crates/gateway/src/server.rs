@@ -1,6 +1,7 @@
 //! A gateway built from its configuration: bound first, served when asked.
 
 use std::net::SocketAddr;
+use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -21,6 +22,7 @@ use crate::config::Config;
 use crate::drain::{Shutdown, drained};
 use crate::readable::Readable;
 use crate::routing::{Roster, Router, run_roster};
+use crate::session::UTTERANCES_AT_ONCE;
 use crate::{discovery, health};
 
 /// Largest block of headers that a caller may send.
@@ -88,7 +90,8 @@ impl Config {
         };
         let listener = TcpListener::bind(self.listen).await.map_err(bind)?;
         let address = listener.local_addr().map_err(bind)?;
-        self.link.max_streams = self.max_in_flight;
+        let at_once = NonZeroUsize::MIN.saturating_add(UTTERANCES_AT_ONCE - 1);
+        self.link.max_streams = self.max_in_flight.saturating_mul(at_once);
         Ok(Gateway {
             config: self,
             listener,

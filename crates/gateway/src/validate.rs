@@ -9,6 +9,7 @@ use laneway_proto::{ErrorCode, Failure, RequestId, Violation, samples_to_bytes, 
 
 use crate::encode::{FORMATS, SAMPLE_RATES};
 use crate::facts::ModelFacts;
+use crate::sentences;
 
 #[cfg(test)]
 mod tests;
@@ -24,6 +25,26 @@ pub(crate) struct Checked {
     pub(crate) audio: AudioSpec,
     /// What the worker is sent.
     pub(crate) wire: v1::WorkerSynthesizeRequest,
+    /// The text where the model does not take it in one go, for one utterance each; empty otherwise.
+    pub(crate) parts: Vec<String>,
+}
+
+/// What `text` of a request is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Text {
+    /// All that is spoken.
+    Whole,
+    /// The first piece, and more comes.
+    Piece,
+}
+
+/// Longest utterance of a text that is spoken in parts. A model drifts in a long one, so a part is no longer than it
+/// needs to be for the melody of a paragraph.
+const MAX_PART_CHARS: usize = 400;
+
+/// Characters of one utterance where a text is spoken in parts.
+pub(crate) fn part_chars(model: &ModelFacts) -> usize {
+    model.max_text_chars.min(MAX_PART_CHARS)
 }
 
 /// Violations in the order of the fields. The first one decides the status code.
@@ -60,14 +81,52 @@ impl Violations {
     }
 }
 
-/// Check a request against the models that are served, and against the gateway's own limit for texts if it has one.
+/// Check a request against the models that are served, and against the gateway's limit for texts.
 ///
 /// # Errors
 /// One failure with every violation; `NoWorker` when nothing is served at all.
 pub(crate) fn check(
     request: v1::SynthesizeRequest,
     models: &[Arc<ModelFacts>],
-    max_text_chars: Option<usize>,
+    max_text_chars: usize,
+) -> Result<Checked, Failure> {
+    check_request(request, models, max_text_chars, Text::Whole)
+}
+
+/// The same for a request whose text comes in pieces, of which the first may be in it.
+///
+/// # Errors
+/// As [`check`].
+pub(crate) fn check_start(
+    request: v1::SynthesizeRequest,
+    models: &[Arc<ModelFacts>],
+    max_text_chars: usize,
+) -> Result<Checked, Failure> {
+    check_request(request, models, max_text_chars, Text::Piece)
+}
+
+/// Check a piece of text, of which `n_waiting` characters wait already.
+///
+/// # Errors
+/// `InvalidText`, `TextTooLong`.
+pub(crate) fn check_piece(piece: &str, n_waiting: usize, max_text_chars: usize) -> Result<(), Failure> {
+    let mut violations = Violations::default();
+    check_text("text", piece, &mut violations);
+    let n_chars = n_waiting + piece.chars().count();
+    if n_chars > max_text_chars {
+        let problem = format!(
+            "{n_chars} characters wait to be spoken, over the limit of {max_text_chars}; send no faster than it is spoken"
+        );
+        violations.add(ErrorCode::TextTooLong, "text", problem);
+    }
+    violations.into_result()
+}
+
+fn check_request(
+    request: v1::SynthesizeRequest,
+    models: &[Arc<ModelFacts>],
+    max_text_chars: usize,
+    text: Text,
 ) -> Result<Checked, Failure> {
     let mut violations = Violations::default();
     let id = match request.request_id.as_str() {
@@ -77,7 +136,7 @@ pub(crate) fn check(
             .ok(),
     };
     check_text("text", &request.text, &mut violations);
-    if !request.text.chars().any(char::is_alphanumeric) {
+    if text == Text::Whole && !sentences::is_speakable(&request.text) {
         let problem = "there is no letter and no digit to speak";
         violations.add(ErrorCode::InvalidText, "text", problem);
     }
@@ -92,8 +151,8 @@ pub(crate) fn check(
         violations.into_result()?;
         return Err(Failure::internal());
     };
-    let limit = model.max_text_chars.min(max_text_chars.unwrap_or(usize::MAX));
-    check_length("text", &request.text, limit, &mut violations);
+    check_length("text", &request.text, max_text_chars, &mut violations);
+    let one_go = text == Text::Piece || request.text.chars().count() <= model.max_text_chars;
     let voice = check_voice(&request.voice, &model, &mut violations);
     let language = check_language(&request.language, &model, &mut violations);
     check_instruct(&request.instruct, &model, &mut violations);
@@ -118,6 +177,13 @@ pub(crate) fn check(
         .and_then(|sampling| sampling.exact_frames)
     {
         check_exact_frames(frames, request.max_frames, &model, &mut violations);
+        if !one_go {
+            let problem = format!(
+                "it is for one utterance, and a text of more than {} characters is spoken in parts; leave it out",
+                model.max_text_chars
+            );
+            violations.add(ErrorCode::UnsupportedField, "sampling.exact_frames", problem);
+        }
     }
     let audio = check_audio(&request, &model, &mut violations);
     if v1::TextLayout::try_from(request.layout).is_err() {
@@ -132,6 +198,11 @@ pub(crate) fn check(
     violations.into_result()?;
     let (Some(id), Some(audio)) = (id, audio) else {
         return Err(Failure::internal());
+    };
+    let parts = if one_go {
+        Vec::new()
+    } else {
+        sentences::parts(&request.text, part_chars(&model))
     };
     let wire = v1::WorkerSynthesizeRequest {
         request_id: id.to_string(),
@@ -152,6 +223,7 @@ pub(crate) fn check(
         model,
         audio,
         wire,
+        parts,
     })
 }
 

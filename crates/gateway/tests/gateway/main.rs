@@ -7,9 +7,11 @@
 )]
 
 mod binary;
+mod conversation;
 mod failures;
 mod fake;
 mod harness;
 mod lifecycle;
 mod overload;
+mod sessions;
 mod streams;

@@ -78,6 +78,7 @@ async fn rates_speeds_and_compressed_formats_are_as_asked_for() {
     gateway.serving().await;
     for (format, sample_rate, speed, n_samples, magic) in [
         (v1::AudioFormat::PcmS16le, 48_000, None, 11_520, &b""[..]),
+        (v1::AudioFormat::PcmS16le, 22_050, None, 5292, &b""[..]),
         (v1::AudioFormat::PcmF32le, 8_000, Some(0.5), 3_840, b""),
         (v1::AudioFormat::Flac, 16_000, Some(2.0), 1_920, b"fLaC"),
         (v1::AudioFormat::Opus, 24_000, None, 5_760, b"OggS"),
@@ -137,7 +138,7 @@ async fn a_wav_without_audio_is_still_a_file() {
 #[tokio::test]
 async fn bad_requests_are_refused_by_field_before_any_worker_sees_them() {
     let worker = FakeWorker::start("a", speaks());
-    let gateway = gateway(&[&worker], |_| ()).await;
+    let gateway = gateway(&[&worker], |config| config.max_text_chars = 200).await;
     gateway.serving().await;
     let change = |change: fn(&mut v1::SynthesizeRequest)| {
         let mut changed = request();
@@ -202,11 +203,11 @@ async fn bad_requests_are_refused_by_field_before_any_worker_sees_them() {
             "9 is not served; there are: pcm_s16le, pcm_f32le, wav, opus, flac, mp3",
         ),
         (
-            change(|r| r.sample_rate = 44_100),
+            change(|r| r.sample_rate = 11_025),
             Code::InvalidArgument,
             ErrorCode::UnsupportedSampleRate,
             "sample_rate",
-            "there are: 8000, 16000, 24000, 48000",
+            "there are: 8000, 16000, 22050, 24000, 44100, 48000",
         ),
         (
             change(|r| r.instruct = "whisper".into()),
@@ -358,7 +359,12 @@ async fn models_and_voices_are_those_that_are_served() {
         .unwrap()
         .into_inner()
         .models;
-    assert_eq!(models, [crate::fake::facts("nano")]);
+    let mut facts = crate::fake::facts("nano");
+    let limits = facts.limits.as_mut().unwrap();
+    // The worker's limit is of one utterance, and a text may be of several.
+    limits.max_utterance_chars = limits.max_text_chars;
+    limits.max_text_chars = laneway_gateway::config::DEFAULT_MAX_TEXT_CHARS as u32;
+    assert_eq!(models, [facts]);
     let list = |model: &str| v1::ListVoicesRequest { model: model.into() };
     let voices = soon(gateway.speech().list_voices(list("nano")))
         .await
