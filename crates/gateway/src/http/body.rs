@@ -23,12 +23,14 @@ fn with_first(first: Event, outgoing: Outgoing) -> impl Stream<Item = Result<Eve
 
 /// The audio and nothing else. A stream that fails is cut off, so that nobody takes it for a whole one.
 pub(crate) fn audio(first: Event, outgoing: Outgoing) -> Body {
-    let bytes = with_first(first, outgoing).filter_map(|item| {
-        future::ready(match item {
-            Ok(Event::Chunk(chunk)) => Some(Ok(chunk.audio)),
-            Ok(Event::Accepted(_) | Event::Finished(_)) => None,
-            Err(status) => Some(Err(status)),
-        })
+    let bytes = with_first(first, outgoing).filter_map(async |item| match item {
+        Ok(Event::Chunk(chunk)) => Some(Ok(chunk.audio)),
+        Ok(Event::Accepted(_) | Event::Finished(_)) => None,
+        Err(status) => {
+            // The transport drops what it has not sent when a body fails; while it waits, it sends.
+            tokio::task::yield_now().await;
+            Some(Err(status))
+        }
     });
     Body::from_stream(bytes)
 }
