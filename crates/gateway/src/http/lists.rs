@@ -16,7 +16,7 @@ fn list(data: Vec<Value>) -> Json<Value> {
 }
 
 /// Beside what the API has: what a caller may ask of the model. When it was made is not known here.
-fn model_object(model: &ModelFacts) -> Value {
+fn model_object(api: &Api, model: &ModelFacts) -> Value {
     let voices: Vec<_> = model.voices.iter().map(|voice| &voice.name).collect();
     json!({
         "id": model.name,
@@ -26,7 +26,7 @@ fn model_object(model: &ModelFacts) -> Value {
         "voices": voices,
         "languages": model.languages,
         "sample_rate": model.sample_rate,
-        "max_input_chars": model.max_text_chars,
+        "max_input_chars": api.max_text_chars,
         "takes_instructions": model.takes_instruct,
         "needs_reference": model.takes_reference,
     })
@@ -34,13 +34,8 @@ fn model_object(model: &ModelFacts) -> Value {
 
 /// The models that are served.
 pub(crate) async fn models(State(api): State<Api>) -> Json<Value> {
-    list(
-        api.router
-            .models()
-            .iter()
-            .map(|model| model_object(model))
-            .collect(),
-    )
+    let models = api.router.models();
+    list(models.iter().map(|model| model_object(&api, model)).collect())
 }
 
 /// One of them.
@@ -49,7 +44,7 @@ pub(crate) async fn model(
     Path(name): Path<String>,
 ) -> Result<Json<Value>, HttpError> {
     let model = find_model(&name, &api.router.models()).map_err(HttpError::refused)?;
-    Ok(Json(model_object(&model)))
+    Ok(Json(model_object(&api, &model)))
 }
 
 /// The voices of the models that are served, or of the one that `?model=` names.

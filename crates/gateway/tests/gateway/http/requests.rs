@@ -130,7 +130,7 @@ pub(super) fn events(bytes: &[u8]) -> Vec<serde_json::Value> {
 #[tokio::test]
 async fn bad_requests_are_refused_by_field_before_any_worker_sees_them() {
     let worker = FakeWorker::start("a", speaks());
-    let gateway = gateway(&[&worker], |_| ()).await;
+    let gateway = gateway(&[&worker], |config| config.max_text_chars = 200).await;
     gateway.serving().await;
     for (changes, status, code, param, words) in [
         (json!({ "input": "" }), 400, "invalid_text", "input", "letter"),
@@ -188,11 +188,11 @@ async fn bad_requests_are_refused_by_field_before_any_worker_sees_them() {
             "mp3, opus, flac, wav, pcm",
         ),
         (
-            json!({ "sample_rate": 44_100 }),
+            json!({ "sample_rate": 11_025 }),
             400,
             "unsupported_sample_rate",
             "sample_rate",
-            "8000, 16000, 24000, 48000",
+            "8000, 16000, 22050, 24000, 44100, 48000",
         ),
         (
             json!({ "speed": 5 }),
@@ -250,6 +250,7 @@ async fn models_and_voices_are_those_that_are_served() {
     assert_eq!(model["object"], "model");
     assert_eq!(model["owned_by"], "laneway");
     assert_eq!(model["voices"], json!(["ryan", "vivian"]));
+    assert_eq!(model["max_input_chars"], 20_000);
     assert_eq!(gateway.get("/v1/models/nano").await.json(), *model);
     let (status, code, ..) = gateway.get("/v1/models/giga").await.error();
     assert_eq!((status, code.as_str()), (404, "unknown_model"));
