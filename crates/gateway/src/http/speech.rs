@@ -20,8 +20,11 @@ use super::request::{StreamFormat, parse};
 use crate::api::Api;
 use crate::delivery::Outgoing;
 
-/// Largest body. No text that a deployment takes is anywhere near it.
-const MAX_BODY_BYTES: usize = 1 << 20;
+/// Most bytes of one character in JSON: two escapes of a surrogate pair.
+const BYTES_OF_CHAR: usize = 12;
+
+/// Room in a body for everything beside its text.
+const OTHER_BYTES: usize = 64 * 1024;
 
 /// Until the body has arrived.
 const BODY_TIMEOUT: Duration = Duration::from_secs(15);
@@ -36,7 +39,13 @@ pub(crate) async fn speak(
     let (parts, body) = request.into_parts();
     check_media_type(&parts.headers).map_err(HttpError::refused)?;
     let metadata = headers::metadata(&parts.headers).map_err(HttpError::refused)?;
-    let body = read(&parts.headers, body).await.map_err(HttpError::refused)?;
+    let limit = api
+        .max_text_chars
+        .saturating_mul(BYTES_OF_CHAR)
+        .saturating_add(OTHER_BYTES);
+    let body = read(&parts.headers, body, limit)
+        .await
+        .map_err(HttpError::refused)?;
     let request = parse(&body, &id).map_err(HttpError::refused)?;
     drop(body);
     let mut outgoing = api.speak(request.wire, metadata)?;
@@ -89,19 +98,19 @@ fn check_media_type(headers: &HeaderMap) -> Result<(), Failure> {
     Err(Failure::new(ErrorCode::UnsupportedMediaType, problem))
 }
 
-async fn read(headers: &HeaderMap, body: Body) -> Result<Bytes, Failure> {
+async fn read(headers: &HeaderMap, body: Body, limit: usize) -> Result<Bytes, Failure> {
     let too_large = || {
-        let problem = format!("the body is over the limit of {MAX_BODY_BYTES} bytes");
+        let problem = format!("the body is over the limit of {limit} bytes");
         Failure::new(ErrorCode::RequestTooLarge, problem)
     };
     let stated = headers
         .get(header::CONTENT_LENGTH)
         .and_then(|value| value.to_str().ok())
         .and_then(|value| value.parse::<u64>().ok());
-    if stated.is_some_and(|n_bytes| n_bytes > MAX_BODY_BYTES as u64) {
+    if stated.is_some_and(|n_bytes| n_bytes > limit as u64) {
         return Err(too_large());
     }
-    let whole = Limited::new(body, MAX_BODY_BYTES).collect();
+    let whole = Limited::new(body, limit).collect();
     match tokio::time::timeout(BODY_TIMEOUT, whole).await {
         Ok(Ok(body)) => Ok(body.to_bytes()),
         Ok(Err(error)) if error.is::<LengthLimitError>() => Err(too_large()),
