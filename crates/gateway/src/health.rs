@@ -12,8 +12,8 @@ use tonic_health::server::HealthReporter;
 use crate::admission::Admission;
 use crate::routing::Roster;
 
-/// Names whose health is told: the whole server, and the service that needs workers.
-const NAMES: [&str; 2] = ["", "laneway.v1.Speech"];
+/// Names whose health is told: the whole server, and the services that need workers.
+const NAMES: [&str; 3] = ["", "laneway.v1.Speech", "nvidia.riva.tts.RivaSpeechSynthesis"];
 
 /// Tell everybody.
 pub(crate) async fn set(reporter: &HealthReporter, serving: bool) {

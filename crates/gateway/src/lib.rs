@@ -20,6 +20,7 @@ mod http;
 mod progress;
 mod readable;
 mod relay;
+mod riva;
 mod routing;
 mod sentences;
 mod server;

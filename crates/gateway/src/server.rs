@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use futures::StreamExt as _;
 use laneway_proto::FILE_DESCRIPTOR_SET;
+use laneway_proto::riva::tts::riva_speech_synthesis_server::RivaSpeechSynthesisServer;
 use laneway_proto::v1::models_server::ModelsServer;
 use laneway_proto::v1::requests_server::RequestsServer;
 use laneway_proto::v1::speech_server::SpeechServer;
@@ -35,10 +36,11 @@ use crate::{discovery, health, http};
 const EXTRA_CALLS: u32 = 1024;
 
 /// What reflection lists.
-const SERVICES: [&str; 4] = [
+const SERVICES: [&str; 5] = [
     "laneway.v1.Speech",
     "laneway.v1.Models",
     "laneway.v1.Requests",
+    "nvidia.riva.tts.RivaSpeechSynthesis",
     "grpc.health.v1.Health",
 ];
 
@@ -164,10 +166,13 @@ impl Gateway {
             (None, None)
         };
         let speech = SpeechServer::new(api.clone()).max_decoding_message_size(config.max_request_bytes);
+        let riva =
+            RivaSpeechSynthesisServer::new(api.clone()).max_decoding_message_size(config.max_request_bytes);
         let grpc = Routes::from(axum::Router::new())
             .add_service(Readable(speech))
             .add_service(Readable(ModelsServer::new(api.clone())))
             .add_service(Readable(RequestsServer::new(api.clone())))
+            .add_service(Readable(riva))
             .add_service(health_service);
         let grpc = match v1.transpose()? {
             Some(reflection) => grpc.add_service(reflection),

@@ -14,5 +14,6 @@ mod harness;
 mod http;
 mod lifecycle;
 mod overload;
+mod riva;
 mod sessions;
 mod streams;
