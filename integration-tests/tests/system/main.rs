@@ -3,6 +3,7 @@
 mod churn;
 mod configuration;
 mod dependencies;
+mod grpc_clients;
 mod life;
 mod openai;
 mod speech;

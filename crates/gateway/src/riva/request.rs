@@ -239,7 +239,8 @@ fn voice<'a>(
     let of_model = models.iter().find_map(|model| {
         let rest = name.strip_prefix(&model.name)?;
         let voice = rest.strip_prefix('.').or(rest.is_empty().then_some(""))?;
-        Some((model, voice))
+        // A model's name alone is enough where it has no voices; elsewhere it may be a voice's too.
+        (model.voices.is_empty() || !voice.is_empty()).then_some((model, voice))
     });
     if let Some((model, voice)) = of_model {
         return (Some(model), voice.to_owned());

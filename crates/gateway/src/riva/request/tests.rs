@@ -3,6 +3,8 @@ use laneway_proto::riva::RequestId;
 use super::*;
 use crate::facts::tests::stated;
 
+type Change = fn(&mut SynthesizeSpeechRequest);
+
 fn named(name: &str, change: impl FnOnce(&mut v1::ModelFacts)) -> Arc<ModelFacts> {
     let mut facts = v1::ModelFacts {
         model: name.into(),
@@ -132,6 +134,14 @@ fn voices_are_found_by_every_name_they_have() {
         chosen("", "fr-FR"),
         of("other", "eric"),
         "the first that speaks the language"
+    );
+    let namesake = [named("ryan", |_| ())];
+    let asked = converted(with(|r| r.voice_name = "ryan".into()), &namesake).unwrap();
+    assert_eq!((asked.model.as_str(), asked.voice.as_str()), ("ryan", "ryan"));
+    assert_eq!(
+        chosen("nano", "").unwrap_err().code,
+        ErrorCode::UnknownVoice,
+        "it has several"
     );
     let failure = chosen("eric", "").unwrap_err();
     assert!(failure.message.contains("nano.eric, other.eric"), "{failure}");
@@ -282,7 +292,7 @@ fn only_the_text_changes_within_a_call() {
         next_text(with(|r| r.text = "More.".into()), &settings),
         Ok("More.".into())
     );
-    let changes: [(&str, fn(&mut SynthesizeSpeechRequest)); 9] = [
+    let changes: [(&str, Change); 9] = [
         ("language_code", |r| r.language_code = "de-DE".into()),
         ("encoding", |r| r.encoding = 4),
         ("sample_rate_hz", |r| r.sample_rate_hz = 0),
