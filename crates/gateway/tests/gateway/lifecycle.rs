@@ -178,6 +178,7 @@ async fn reflection_lists_the_services_in_both_versions_and_can_be_switched_off(
         "laneway.v1.Speech",
         "laneway.v1.Models",
         "laneway.v1.Requests",
+        "nvidia.riva.tts.RivaSpeechSynthesis",
         "grpc.health.v1.Health",
     ];
 
