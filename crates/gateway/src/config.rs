@@ -2,10 +2,13 @@
 
 use std::net::SocketAddr;
 use std::num::NonZeroUsize;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
 use tonic::transport::Uri;
+
+use crate::keys::ApiKeys;
 
 /// Default address of the public API.
 pub const DEFAULT_LISTEN: &str = "127.0.0.1:8080";
@@ -43,6 +46,7 @@ mod environment {
     pub(super) const QUEUE_SECONDS: &str = "LANEWAY_GATEWAY_QUEUE_SECONDS";
     pub(super) const CALLER_SECONDS: &str = "LANEWAY_GATEWAY_CALLER_SECONDS";
     pub(super) const IDLE_SECONDS: &str = "LANEWAY_GATEWAY_IDLE_SECONDS";
+    pub(super) const API_KEYS: &str = "LANEWAY_GATEWAY_API_KEYS";
     pub(super) const NO_REFLECTION: &str = "LANEWAY_GATEWAY_NO_REFLECTION";
 }
 
@@ -77,6 +81,10 @@ pub struct GatewayArgs {
     /// Seconds after which a stream of text that nothing comes from, and that has nothing to speak, is ended.
     #[arg(long, env = environment::IDLE_SECONDS, default_value_t = DEFAULT_IDLE_SECONDS)]
     pub idle_seconds: u64,
+    /// File of the API keys that calls have to name, one `name key [requests_per_minute=N] [concurrent=N]` a line. It is
+    /// read again when it changes. Without it nobody is asked for one.
+    #[arg(long, env = environment::API_KEYS)]
+    pub api_keys: Option<PathBuf>,
     /// Do not serve gRPC reflection.
     #[arg(long, env = environment::NO_REFLECTION)]
     pub no_reflection: bool,
@@ -109,6 +117,8 @@ pub struct Config {
     pub max_request_bytes: usize,
     /// How long running streams may go on once a drain began.
     pub drain_bound: Duration,
+    /// Who may call; anybody without it.
+    pub api_keys: Option<ApiKeys>,
     /// Serve reflection.
     pub reflection: bool,
     /// Connections to workers.
@@ -196,6 +206,7 @@ impl Config {
             max_text_chars: DEFAULT_MAX_TEXT_CHARS,
             max_request_bytes: MAX_REQUEST_BYTES,
             drain_bound: Duration::from_secs(DEFAULT_DRAIN_SECONDS),
+            api_keys: None,
             reflection: true,
             link: LinkConfig::default(),
             stream: StreamConfig::default(),
@@ -280,11 +291,18 @@ impl TryFrom<GatewayArgs> for Config {
                 );
             }
         }
+        let api_keys = args.api_keys.and_then(|path| {
+            let shown = path.display().to_string();
+            let read = ApiKeys::read(path);
+            read.map_err(|error| refuse("--api-keys", &shown, error.to_string()))
+                .ok()
+        });
         match (listen, discovery, max_in_flight) {
             (Ok(listen), Some(discovery), Some(max_in_flight)) if violations.is_empty() => Ok(Self {
                 max_in_flight,
                 max_text_chars: args.max_text_chars,
                 drain_bound: Duration::from_secs(args.drain_seconds),
+                api_keys,
                 reflection: !args.no_reflection,
                 stream: StreamConfig {
                     queue: Duration::from_secs(args.queue_seconds),
@@ -366,6 +384,8 @@ mod tests {
             "0",
             "--idle-seconds",
             "0",
+            "--api-keys",
+            "/nowhere/keys",
         ];
         let violations = checked(&flags).unwrap_err();
         let named: Vec<_> = violations
@@ -380,6 +400,7 @@ mod tests {
             ("--queue-seconds", "0"),
             ("--caller-seconds", "0"),
             ("--idle-seconds", "0"),
+            ("--api-keys", "/nowhere/keys"),
         ];
         assert_eq!(named, want);
     }

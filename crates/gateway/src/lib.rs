@@ -17,6 +17,7 @@ mod encode;
 mod facts;
 mod health;
 mod http;
+mod keys;
 mod progress;
 mod readable;
 mod relay;
@@ -30,4 +31,5 @@ mod validate;
 
 pub use config::{Config, DiscoveryConfig, LinkConfig, StreamConfig};
 pub use drain::Shutdown;
+pub use keys::{ApiKeys, KeyFileError};
 pub use server::{BuildError, Gateway, ServeError};

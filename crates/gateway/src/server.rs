@@ -25,7 +25,9 @@ use crate::api::Api;
 use crate::config::Config;
 use crate::drain::{Shutdown, drained};
 use crate::http::connection::{Connection, GREETING_TIMEOUT};
+use crate::http::guard::guard;
 use crate::http::headers::MAX_HEADER_BYTES;
+use crate::keys::ApiKeys;
 use crate::readable::Readable;
 use crate::routing::{Roster, Router, run_roster};
 use crate::session::UTTERANCES_AT_ONCE;
@@ -184,7 +186,13 @@ impl Gateway {
         };
         // Browsers speak gRPC-Web to the same services; everything else goes by them.
         let routes = grpc.into_axum_router().layer(GrpcWebLayer::new());
-        let routes = Routes::from(routes.merge(http::router(api)));
+        let routes = routes.merge(http::router(api));
+        let _keys = config.api_keys.as_ref().map(ApiKeys::watch);
+        let routes = match config.api_keys {
+            Some(keys) => routes.layer(axum::middleware::from_fn_with_state(keys, guard)),
+            None => routes,
+        };
+        let routes = Routes::from(routes);
         let incoming = TcpIncoming::from(self.listener).with_nodelay(Some(true));
         let server = Server::builder()
             .accept_http1(true)

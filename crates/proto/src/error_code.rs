@@ -59,6 +59,10 @@ pub enum ErrorCode {
     RequestTimeout,
     /// The request's headers are larger than the limit.
     HeadersTooLarge,
+    /// The call names no API key, or none that is known.
+    Unauthenticated,
+    /// The caller's API key has calls enough for now.
+    RateLimited,
     /// A fault of ours. The message to the caller never says more.
     Internal,
 }
@@ -95,7 +99,7 @@ const fn row(
 }
 
 /// Every code, in the order of the enum.
-pub const ERROR_CODES: [ErrorCodeRow; 28] = [
+pub const ERROR_CODES: [ErrorCodeRow; 30] = [
     row(
         ErrorCode::InvalidArgument,
         "INVALID_ARGUMENT",
@@ -284,6 +288,20 @@ pub const ERROR_CODES: [ErrorCodeRow; 28] = [
         Code::ResourceExhausted,
         431,
         "headers_too_large",
+    ),
+    row(
+        ErrorCode::Unauthenticated,
+        "UNAUTHENTICATED",
+        Code::Unauthenticated,
+        401,
+        "unauthenticated",
+    ),
+    row(
+        ErrorCode::RateLimited,
+        "RATE_LIMITED",
+        Code::ResourceExhausted,
+        429,
+        "rate_limited",
     ),
     row(ErrorCode::Internal, "INTERNAL", Code::Internal, 500, "internal"),
 ];

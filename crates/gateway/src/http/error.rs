@@ -70,6 +70,7 @@ impl HttpError {
             lines.join("; ")
         };
         let kind = match failure.code.http() {
+            401 => "authentication_error",
             429 => "rate_limit_error",
             500.. => "server_error",
             _ => "invalid_request_error",

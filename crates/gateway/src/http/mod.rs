@@ -6,6 +6,7 @@
 mod body;
 pub(crate) mod connection;
 mod error;
+pub(crate) mod guard;
 pub(crate) mod headers;
 mod lists;
 mod page;
@@ -16,6 +17,7 @@ use axum::http::{Method, Uri, header};
 use axum::response::{IntoResponse as _, Response};
 use axum::routing::{get, post};
 use laneway_proto::{ErrorCode, Failure};
+use laneway_telemetry::metric;
 use tonic::Status;
 
 use crate::api::Api;
@@ -44,11 +46,20 @@ async fn wrong_method(method: Method, uri: Uri) -> HttpError {
 async fn no_route(uri: Uri, headers: axum::http::HeaderMap) -> Response {
     let path: String = uri.path().chars().take(128).collect();
     let failure = Failure::new(ErrorCode::UnknownRoute, format!("there is no {path}"));
+    refusal(failure, &headers)
+}
+
+/// A refusal in the caller's own protocol.
+pub(crate) fn refusal(failure: Failure, headers: &axum::http::HeaderMap) -> Response {
     let is_grpc = headers
         .get(header::CONTENT_TYPE)
         .is_some_and(|value| value.as_bytes().starts_with(b"application/grpc"));
     match is_grpc {
-        true => Status::from(failure).into_http::<axum::body::Body>(),
+        true => {
+            let label = failure.code.label();
+            metrics::counter!(metric::GATEWAY_REFUSALS, "reason" => label).increment(1);
+            Status::from(failure).into_http::<axum::body::Body>()
+        }
         false => HttpError::refused(failure).into_response(),
     }
 }

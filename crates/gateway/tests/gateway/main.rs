@@ -12,6 +12,7 @@ mod failures;
 mod fake;
 mod harness;
 mod http;
+mod keys;
 mod lifecycle;
 mod overload;
 mod riva;
