@@ -120,6 +120,7 @@ impl<'a> Stack<'a> {
             accumulate: false,
             gated: None,
             out: out.clone(),
+            next: None,
         }
     }
 
@@ -128,6 +129,7 @@ impl<'a> Stack<'a> {
             weight: weight.clone(),
             eps: EPS,
             scratch: self.normed.clone(),
+            prepared: false,
         })
     }
 

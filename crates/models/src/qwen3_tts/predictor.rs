@@ -54,6 +54,7 @@ impl Projection {
             scale: None,
             accumulate: false,
             out,
+            next: None,
         }
     }
 }
@@ -382,6 +383,7 @@ impl Predictor {
             scale: None,
             accumulate: false,
             out: w.logits.view(),
+            next: None,
         })?;
         let probed = |all: &View| all.slice(pass * rows * vocab, rows * vocab);
         launcher.run(Sample {

@@ -266,6 +266,7 @@ impl Talker {
             scale: None,
             accumulate: false,
             out,
+            next: None,
         };
         launcher.run(Embed {
             tables: vec![self.text_embedding.clone()],
@@ -457,6 +458,7 @@ impl Talker {
             scale: None,
             accumulate: false,
             out: w.logits.view(),
+            next: None,
         })?;
         launcher.run(Sample {
             logits: w.logits.view(),

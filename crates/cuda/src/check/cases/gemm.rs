@@ -274,6 +274,7 @@ fn experiment(shape: Shape, rows: usize, kept: DType, random: &mut Random) -> Ex
             weight: p.view(weight),
             eps: EPS,
             scratch: p.view(scratch),
+            prepared: false,
         }),
         rows,
         w: p.matrix(w),
@@ -283,6 +284,7 @@ fn experiment(shape: Shape, rows: usize, kept: DType, random: &mut Random) -> Ex
         accumulate: shape.accumulate,
         gated: p.optional(gate),
         out: p.view(out),
+        next: None,
     };
     let mut e = e.ops(move |p, rows| vec![gemm(p, rows).into()]);
     if let Some((_, scratch)) = norm {

@@ -90,6 +90,7 @@ fn layer(context: &Context, hidden: usize, inner: usize, shape: Shape, random: &
             weight: p.view(norm),
             eps: 1e-6,
             scratch: p.view(normed),
+            prepared: false,
         })
     };
     let product = |p: &Placed, rows: usize, x: Slot, w: Slot, out: Slot| Gemm {
@@ -103,6 +104,7 @@ fn layer(context: &Context, hidden: usize, inner: usize, shape: Shape, random: &
         accumulate: false,
         gated: None,
         out: p.view(out),
+        next: None,
     };
     let e = e.ops(move |p, rows| {
         let one = [

@@ -23,6 +23,7 @@ pub(super) const CASES: &[Case] = &[
                 scale: Some(m.f32("scale", 4)),
                 accumulate: true,
                 out: m.f32("out", 3 * 4),
+                next: None,
             })
         },
         &["w"],
@@ -35,6 +36,7 @@ pub(super) const CASES: &[Case] = &[
                     weight: m.f32("norm.weight", 5),
                     eps: 1e-6,
                     scratch: m.f32("norm.scratch", 3 * 5),
+                    prepared: false,
                 }),
                 gated: Some(m.f32("gated", 3 * 4)),
                 x: m.f32("x", 3 * 5),
@@ -45,6 +47,7 @@ pub(super) const CASES: &[Case] = &[
                 scale: None,
                 accumulate: false,
                 out: m.f32("out", 3 * 2),
+                next: None,
             })
         },
         &["w"],
