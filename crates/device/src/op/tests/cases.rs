@@ -55,6 +55,30 @@ pub(super) const CASES: &[Case] = &[
     ),
     (
         |m| {
+            Op::from(Gemm {
+                norm: None,
+                gated: None,
+                x: m.f32("x", 3 * 5),
+                rows: 3,
+                w: m.matrix(4, 5),
+                bias: None,
+                activation: Activation::None,
+                scale: None,
+                accumulate: true,
+                out: m.f32("out", 3 * 4),
+                next: Some(InputNorm {
+                    weight: m.f32("next.weight", 4),
+                    eps: 1e-6,
+                    scratch: m.f32("next.scratch", 3 * 4),
+                    prepared: false,
+                }),
+            })
+        },
+        &["w"],
+        &["w"],
+    ),
+    (
+        |m| {
             Op::from(RmsNorm {
                 x: m.f32("x", 6),
                 rows: 2,
