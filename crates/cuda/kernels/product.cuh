@@ -27,16 +27,6 @@ __device__ __forceinline__ u32 pack_pair(float low, float high) {
     return F16 ? pack_f16(low, high) : pack_bf16(low, high);
 }
 
-// How a view that is an input or an output of products is kept: as f32, or in the weights' own 16-bit type: by rows, or
-// in blocks of ROW_BLOCK rows (the last one of as many as there are), in which eight columns of all rows lie together.
-enum { KEPT_F32 = 0, KEPT_16 = 1, KEPT_BLOCKED = 2 };
-constexpr int ROW_BLOCK = 64;
-
-// Where an element of KEPT_BLOCKED lies; eight columns from a multiple of eight on lie side by side.
-__device__ __forceinline__ i64 blocked_at(int row, int rows, int column, int width) {
-    const int first = row / ROW_BLOCK * ROW_BLOCK;
-    return (i64)first * width + ((i64)(column / 8) * min(ROW_BLOCK, rows - first) + row - first) * 8 + column % 8;
-}
 
 struct Epilogue {
     const float* bias;
@@ -46,15 +36,20 @@ struct Epilogue {
     int activation;
     int accumulate;
     int out_kept;
+
+    // Where in `out` an output lies.
+    __device__ __forceinline__ i64 at(int row, int rows, int column) const {
+        return kept_at(out_kept, row, rows, column, n);
+    }
 };
 
 template <bool F16>
-__device__ __forceinline__ void store_output(const Epilogue& e, int row, int column, float v) {
+__device__ __forceinline__ void store_output(const Epilogue& e, int row, int rows, int column, float v) {
     if (e.bias) v = __fadd_rn(v, e.bias[column]);
     v = activate(e.activation, v);
     if (e.scale) v = __fmul_rn(v, e.scale[column]);
-    const i64 at = (i64)row * e.n + column;
-    if (e.out_kept == KEPT_16) {
+    const i64 at = e.at(row, rows, column);
+    if (e.out_kept != KEPT_F32) {
         ((bf16_t*)e.out)[at] = (bf16_t)pack_pair<F16>(v, 0.0f);
         return;
     }
@@ -78,13 +73,12 @@ __device__ __forceinline__ void store_four(const Epilogue& e, int row, int rows,
         v = make_float4(__fmul_rn(v.x, scale.x), __fmul_rn(v.y, scale.y), __fmul_rn(v.z, scale.z),
                         __fmul_rn(v.w, scale.w));
     }
-    const i64 at = (i64)row * e.n + column;
+    const i64 at = e.at(row, rows, column);
     if (e.out_kept == KEPT_F32) {
         *(float4*)((float*)e.out + at) = e.accumulate ? add4(before, v) : v;
         return;
     }
-    *(uint2*)((bf16_t*)e.out + (e.out_kept == KEPT_16 ? at : blocked_at(row, rows, column, e.n))) =
-        make_uint2(pack_pair<F16>(v.x, v.y), pack_pair<F16>(v.z, v.w));
+    *(uint2*)((bf16_t*)e.out + at) = make_uint2(pack_pair<F16>(v.x, v.y), pack_pair<F16>(v.z, v.w));
 }
 
 __device__ __forceinline__ float gate(float g, float up) { return __fmul_rn(activate(ACT_SILU, g), up); }
