@@ -118,7 +118,7 @@ __device__ __forceinline__ void finish_block(const float* partial, int part, int
             const float values[4] = {v.x, v.y, v.z, v.w};
 #pragma unroll
             for (int q = 0; q < 4; q++)
-                if (output + q < e.n) store_output<F16>(e, first_row + column, output + q, values[q]);
+                if (output + q < e.n) store_output<F16>(e, first_row + column, rows, output + q, values[q]);
             continue;
         }
         if (e.bias) v = add4(v, bias[j]);
@@ -128,8 +128,8 @@ __device__ __forceinline__ void finish_block(const float* partial, int part, int
         if (e.scale)
             v = make_float4(__fmul_rn(v.x, scale[j].x), __fmul_rn(v.y, scale[j].y), __fmul_rn(v.z, scale[j].z),
                             __fmul_rn(v.w, scale[j].w));
-        const i64 at = (i64)(first_row + column) * e.n + output;
-        if (e.out_kept == KEPT_16) {
+        const i64 at = e.at(first_row + column, rows, output);
+        if (e.out_kept != KEPT_F32) {
             *(uint2*)((bf16_t*)e.out + at) = make_uint2(pack_pair<F16>(v.x, v.y), pack_pair<F16>(v.z, v.w));
             continue;
         }

@@ -84,9 +84,9 @@ __device__ __forceinline__ void gemm_many_body(const void* x, int x_kept, const 
             const int item = j * 256 + threadIdx.x, column = item / (CHUNK / 8), group = item % (CHUNK / 8);
             if (item >= ITEMS || group * 8 >= at.count() * 16) continue;
             const bool live = first_row + column < rows;
-            const i64 element = (i64)(live ? first_row + column : 0) * k + at.tile * 16 + group * 8;
+            const i64 element = kept_at(x_kept, live ? first_row + column : 0, rows, at.tile * 16 + group * 8, k);
             bf16_t* to = staged_inputs + stage * STAGE_INPUTS + column * PITCH + group * 8;
-            if (x_kept == KEPT_16) {
+            if (x_kept != KEPT_F32) {
                 copy_async(to, (const bf16_t*)x + element, live ? 16 : 0);
             } else {
                 float4 low = {}, high = {};
@@ -113,13 +113,16 @@ __device__ __forceinline__ void gemm_many_body(const void* x, int x_kept, const 
     const unsigned char* next_inputs[PER_THREAD];
     u32 inputs_to[PER_THREAD];
     int inputs_bytes[PER_THREAD];  // 0: a row past the last, zeros; negative: not this thread's
+    // Rows of a block of the grid are of one block of rows.
+    const int inputs_step =
+        CHUNK * (x_kept == KEPT_F32 ? 4 : x_kept == KEPT_16 ? 2 : 2 * block_rows(first_row, rows));
 #pragma unroll
     for (int j = 0; j < PER_THREAD; j++) {
         const int item = j * 256 + threadIdx.x, column = item / (CHUNK / 8), group = item % (CHUNK / 8);
         const bool live = first_row + column < rows;
-        const i64 element =
-            (i64)(live ? first_row + column : 0) * k + part * MINE * chunks_each * CHUNK + group * 8;
-        next_inputs[j] = (const unsigned char*)x + element * (x_kept == KEPT_16 ? 2 : 4);
+        const i64 element = kept_at(x_kept, live ? first_row + column : first_row, rows,
+                                    part * MINE * chunks_each * CHUNK + group * 8, k);
+        next_inputs[j] = (const unsigned char*)x + element * (x_kept == KEPT_F32 ? 4 : 2);
         inputs_to[j] = shared_address(staged_inputs + column * PITCH + group * 8);
         inputs_bytes[j] = item < ITEMS ? (live ? 16 : 0) : -1;
     }
@@ -128,9 +131,9 @@ __device__ __forceinline__ void gemm_many_body(const void* x, int x_kept, const 
         for (int j = 0; j < PER_THREAD; j++) {
             if (inputs_bytes[j] < 0) continue;
             const u32 to = inputs_to[j] + stage * STAGE_INPUTS * 2;
-            if (x_kept == KEPT_16) {
+            if (x_kept != KEPT_F32) {
                 copy_async_to(to, next_inputs[j], inputs_bytes[j]);
-                next_inputs[j] += CHUNK * 2;
+                next_inputs[j] += inputs_step;
                 continue;
             }
             float4 low = {}, high = {};
@@ -140,7 +143,7 @@ __device__ __forceinline__ void gemm_many_body(const void* x, int x_kept, const 
             }
             store_shared(to, make_uint4(pack_pair<F16>(low.x, low.y), pack_pair<F16>(low.z, low.w),
                                         pack_pair<F16>(high.x, high.y), pack_pair<F16>(high.z, high.w)));
-            next_inputs[j] += CHUNK * 4;
+            next_inputs[j] += inputs_step;
         }
     };
 
@@ -301,20 +304,21 @@ GEMM_MANY(gemm_odd_8_f16, 32, 8, true, false)
 
 // silu(x[..width]) * x[width..] to the type of the product behind it: for shapes that do not divide into tiles.
 extern "C" __global__ void __launch_bounds__(256)
-    silu_mul_narrow(const float* x, bf16_t* out, int rows, int width, int f16) {
+    silu_mul_narrow(const float* x, bf16_t* out, int rows, int width, int f16, int out_kept) {
     release_dependents();
     dependency_wait();
     const i64 i = (i64)BLOCK_X * 256 + threadIdx.x;
     if (i >= (i64)rows * width) return;
-    const float* row = x + i / width * 2 * width + i % width;
-    const float v = gate(row[0], row[width]);
-    out[i] = (bf16_t)(f16 ? pack_f16(v, 0.0f) : pack_bf16(v, 0.0f));
+    const int row = (int)(i / width), column = (int)(i % width);
+    const float* in = x + (i64)row * 2 * width + column;
+    const float v = gate(in[0], in[width]);
+    out[kept_at(out_kept, row, rows, column, width)] = (bf16_t)(f16 ? pack_f16(v, 0.0f) : pack_bf16(v, 0.0f));
 }
 
 // RMS norm to the type of the product behind it, a warp a row: the same values that gemm_few_norm makes.
 template <bool F16>
 __device__ __forceinline__ void rms_norm_narrow(const float* x, const float* weight, float eps, bf16_t* out, int rows,
-                                                int width) {
+                                                int width, int out_kept) {
     const int row = BLOCK_X * 2 + threadIdx.x / 32, begin = (int)(threadIdx.x % 32) * 4;
     // Weights do not depend on the kernel ahead.
     float4 w[ROW_LOADS], v[ROW_LOADS];
@@ -326,7 +330,8 @@ __device__ __forceinline__ void rms_norm_narrow(const float* x, const float* wei
     dependency_wait();
     if (row >= rows) return;
     const float* in = x + (i64)row * width + begin;
-    bf16_t* to = out + (i64)row * width + begin;
+    bf16_t* to = out + kept_at(out_kept, row, rows, begin, width);
+    const int step = out_kept == KEPT_BLOCKED ? block_rows(row, rows) : 1;  // for a column, over multiples of eight
     auto narrow = [&](float4 v, float inv, float4 w) {
         return make_uint2(pack_pair<F16>(normalized(v.x, inv, w.x), normalized(v.y, inv, w.y)),
                           pack_pair<F16>(normalized(v.z, inv, w.z), normalized(v.w, inv, w.w)));
@@ -334,7 +339,7 @@ __device__ __forceinline__ void rms_norm_narrow(const float* x, const float* wei
     if (!whole) {
         const float inv = warp_inverse_rms(in - begin, width, eps);
         for (int i = 0; begin + i < width; i += 128)
-            *(uint2*)(to + i) = narrow(*(const float4*)(in + i), inv, *(const float4*)(weight + begin + i));
+            *(uint2*)(to + i * step) = narrow(*(const float4*)(in + i), inv, *(const float4*)(weight + begin + i));
         return;
     }
 #pragma unroll
@@ -347,15 +352,43 @@ __device__ __forceinline__ void rms_norm_narrow(const float* x, const float* wei
     const float inv = squares.inverse_rms(width, eps);
 #pragma unroll
     for (int j = 0; j < ROW_LOADS; j++)
-        if (begin + j * 128 < width) *(uint2*)(to + j * 128) = narrow(v[j], inv, w[j]);
+        if (begin + j * 128 < width) *(uint2*)(to + j * 128 * step) = narrow(v[j], inv, w[j]);
 }
 
 extern "C" __global__ void __launch_bounds__(64)
-    rms_norm_bf16(const float* x, const float* weight, float eps, bf16_t* out, int rows, int width) {
-    rms_norm_narrow<false>(x, weight, eps, out, rows, width);
+    rms_norm_bf16(const float* x, const float* weight, float eps, bf16_t* out, int rows, int width, int out_kept) {
+    rms_norm_narrow<false>(x, weight, eps, out, rows, width, out_kept);
 }
 
 extern "C" __global__ void __launch_bounds__(64)
-    rms_norm_f16(const float* x, const float* weight, float eps, bf16_t* out, int rows, int width) {
-    rms_norm_narrow<true>(x, weight, eps, out, rows, width);
+    rms_norm_f16(const float* x, const float* weight, float eps, bf16_t* out, int rows, int width, int out_kept) {
+    rms_norm_narrow<true>(x, weight, eps, out, rows, width, out_kept);
+}
+
+// The part of a split norm (see product.cuh) of rows that no product leaves it for, a warp a row.
+template <bool F16>
+__device__ __forceinline__ void prepare_norm(const float* x, const Next& next, int rows, int width) {
+    const int row = BLOCK_X * 2 + threadIdx.x / 32, begin = (int)(threadIdx.x % 32) * 4;
+    constexpr int PAIRS = MOST_SQUARES / 2;
+    release_dependents();
+    dependency_wait();
+    if (row >= rows) return;
+    const float* in = x + (i64)row * width + begin;
+    float4 v[PAIRS];
+#pragma unroll
+    for (int j = 0; j < PAIRS; j++)
+        if (j * 2 * SQUARES < width) v[j] = *(const float4*)(in + j * 2 * SQUARES);
+#pragma unroll
+    for (int j = 0; j < PAIRS; j++)
+        if (j * 2 * SQUARES < width) leave_for_next<F16>(next, row, rows, begin + j * 2 * SQUARES, width, v[j]);
+}
+
+extern "C" __global__ void __launch_bounds__(64)
+    prepare_norm_bf16(const float* x, const float* weight, bf16_t* out, float* squares, int rows, int width) {
+    prepare_norm<false>(x, Next{weight, out, squares}, rows, width);
+}
+
+extern "C" __global__ void __launch_bounds__(64)
+    prepare_norm_f16(const float* x, const float* weight, bf16_t* out, float* squares, int rows, int width) {
+    prepare_norm<true>(x, Next{weight, out, squares}, rows, width);
 }

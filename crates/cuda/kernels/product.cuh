@@ -27,16 +27,6 @@ __device__ __forceinline__ u32 pack_pair(float low, float high) {
     return F16 ? pack_f16(low, high) : pack_bf16(low, high);
 }
 
-// How a view that is an input or an output of products is kept: as f32, or in the weights' own 16-bit type: by rows, or
-// in blocks of ROW_BLOCK rows (the last one of as many as there are), in which eight columns of all rows lie together.
-enum { KEPT_F32 = 0, KEPT_16 = 1, KEPT_BLOCKED = 2 };
-constexpr int ROW_BLOCK = 64;
-
-// Where an element of KEPT_BLOCKED lies; eight columns from a multiple of eight on lie side by side.
-__device__ __forceinline__ i64 blocked_at(int row, int rows, int column, int width) {
-    const int first = row / ROW_BLOCK * ROW_BLOCK;
-    return (i64)first * width + ((i64)(column / 8) * min(ROW_BLOCK, rows - first) + row - first) * 8 + column % 8;
-}
 
 struct Epilogue {
     const float* bias;
@@ -46,15 +36,20 @@ struct Epilogue {
     int activation;
     int accumulate;
     int out_kept;
+
+    // Where in `out` an output lies.
+    __device__ __forceinline__ i64 at(int row, int rows, int column) const {
+        return kept_at(out_kept, row, rows, column, n);
+    }
 };
 
 template <bool F16>
-__device__ __forceinline__ void store_output(const Epilogue& e, int row, int column, float v) {
+__device__ __forceinline__ void store_output(const Epilogue& e, int row, int rows, int column, float v) {
     if (e.bias) v = __fadd_rn(v, e.bias[column]);
     v = activate(e.activation, v);
     if (e.scale) v = __fmul_rn(v, e.scale[column]);
-    const i64 at = (i64)row * e.n + column;
-    if (e.out_kept == KEPT_16) {
+    const i64 at = e.at(row, rows, column);
+    if (e.out_kept != KEPT_F32) {
         ((bf16_t*)e.out)[at] = (bf16_t)pack_pair<F16>(v, 0.0f);
         return;
     }
@@ -66,7 +61,6 @@ __device__ __forceinline__ float4 add4(float4 a, float4 b) {
     return make_float4(__fadd_rn(a.x, b.x), __fadd_rn(a.y, b.y), __fadd_rn(a.z, b.z), __fadd_rn(a.w, b.w));
 }
 
-// Four outputs of a row from a multiple of four on, as store_output does one; `before` is what an f32 output held.
 // As store_output, four outputs of a row from a multiple of four on; `before` is what an f32 output held. What it holds
 // now, where it is f32.
 template <bool F16>
@@ -133,6 +127,28 @@ __device__ __forceinline__ float inverse_rms(float squares, int width, float eps
 __device__ __forceinline__ float square_part(const Normed& normed, int row, int width) {
     const int parts = width / SQUARES, part = threadIdx.x % 32;
     return part < parts ? normed.squares[(i64)row * parts + part] : 0.0f;
+}
+
+// The sum of squares of a row of f32, by one warp, in the order of what leave_for_next leaves and of warp_sum behind it.
+__device__ __forceinline__ float warp_squares(const float* x, int width) {
+    constexpr int PAIRS = MOST_SQUARES / 2;  // lanes 0 to 15 have one part, the others the next
+    static_assert(PAIRS == 16, "the tree below is written out");
+    const int pairs = width / (2 * SQUARES);
+    float4 v[PAIRS];
+    float sum[PAIRS];
+#pragma unroll
+    for (int j = 0; j < PAIRS; j++) {
+        v[j] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        if (j < pairs) v[j] = *(const float4*)(x + j * 2 * SQUARES + threadIdx.x % 32 * 4);
+    }
+#pragma unroll
+    for (int j = 0; j < PAIRS; j++) sum[j] = j < pairs ? part_squares(v[j]) : 0.0f;
+#pragma unroll
+    for (int j = 0; j < 8; j++) sum[j] = __fadd_rn(sum[j], sum[j + 8]);
+#pragma unroll
+    for (int j = 0; j < 4; j++) sum[j] = __fadd_rn(sum[j], sum[j + 4]);
+    sum[0] = __fadd_rn(__fadd_rn(sum[0], sum[2]), __fadd_rn(sum[1], sum[3]));
+    return __fadd_rn(sum[0], __shfl_xor_sync(0xffffffffu, sum[0], 16));
 }
 
 // Four values of a row, by 16 neighbouring lanes with the 64 columns of a part.

@@ -124,18 +124,18 @@ impl<'a> Stack<'a> {
         }
     }
 
-    fn norm(&self, weight: &View) -> Option<InputNorm> {
+    fn norm(&self, weight: &View, prepared: bool) -> Option<InputNorm> {
         Some(InputNorm {
             weight: weight.clone(),
             eps: EPS,
             scratch: self.normed.clone(),
-            prepared: false,
+            prepared,
         })
     }
 
     fn pass(&self, pass: &Pass, stage: &mut Stage, positions: usize) {
         let rows = pass.rows;
-        for (layer, cache) in self.layers.iter().zip(&self.caches) {
+        for (i, (layer, cache)) in self.layers.iter().zip(&self.caches).enumerate() {
             let qkv = QkvRope {
                 qkv: self.qkv.clone(),
                 rows,
@@ -152,7 +152,7 @@ impl<'a> Stack<'a> {
             stage.add(
                 "qkv",
                 Gemm {
-                    norm: self.norm(&layer.input_norm),
+                    norm: self.norm(&layer.input_norm, i > 0),
                     ..self.product(&self.x, &layer.qkv, rows, &self.qkv)
                 },
             );
@@ -181,13 +181,14 @@ impl<'a> Stack<'a> {
                 "o",
                 Gemm {
                     accumulate: true,
+                    next: self.norm(&layer.post_norm, false),
                     ..self.product(&self.attended, &layer.o, rows, &self.x)
                 },
             );
             stage.add(
                 "gate up",
                 Gemm {
-                    norm: self.norm(&layer.post_norm),
+                    norm: self.norm(&layer.post_norm, true),
                     gated: Some(self.gate_up.clone()),
                     ..self.product(&self.x, &layer.gate_up, rows, &self.activated)
                 },
@@ -196,6 +197,10 @@ impl<'a> Stack<'a> {
                 "down",
                 Gemm {
                     accumulate: true,
+                    next: self
+                        .layers
+                        .get(i + 1)
+                        .and_then(|behind| self.norm(&behind.input_norm, false)),
                     ..self.product(&self.activated, &layer.down, rows, &self.x)
                 },
             );
@@ -405,7 +410,7 @@ pub(crate) fn predictor(o: &Operands, talker_width: usize, rows: usize, copies: 
         };
         stack.pass(&pass, &mut stage, group + 2);
         let head = o.matrix(CODES, hidden)?;
-        let norm = stack.norm(&o.ones(hidden)?);
+        let norm = stack.norm(&o.ones(hidden)?, false);
         stage.add(
             "head",
             Gemm {
