@@ -2,10 +2,11 @@
 
 // ---------------------------------------------------------------------------------------------------------------
 // At most 8 rows: a block of 8 warps makes NT tiles of 16 outputs; warp s accumulates segment s. Weights are
-// asked for before the wait for the kernel ahead: they do not depend on it.
+// asked for before the wait for the kernel ahead: they do not depend on it. Where the rows are a part of KEPT_BLOCKED,
+// `x` is their first element and `x_pitch` the rows of their block.
 
 template <int NT, int UNROLL, bool NORM, bool GATED, bool F16>
-__device__ __forceinline__ void gemm_few_body(const void* x, int x_kept, const uint4* w, int n, int k, int rows,
+__device__ __forceinline__ void gemm_few_body(const void* x, int x_kept, int x_pitch, const uint4* w, int n, int k, int rows,
                                               const float* norm_weight, float eps, Epilogue e) {
     __shared__ float partial[SEGMENTS][NT][128];
     __shared__ float inverse[8];
@@ -41,6 +42,7 @@ __device__ __forceinline__ void gemm_few_body(const void* x, int x_kept, const u
     const i64 row_begin = (i64)(active ? column : 0) * k + offset;
     const float* row = (const float*)x + row_begin;
     const bf16_t* narrow = (const bf16_t*)x + row_begin;
+    const bf16_t* blocked = (const bf16_t*)x + (active ? column : 0) * 8 + offset;
     const float inv = NORM ? inverse[active ? column : 0] : 1.0f;
 
     float acc[NT][4];
@@ -58,6 +60,13 @@ __device__ __forceinline__ void gemm_few_body(const void* x, int x_kept, const u
                 const bool live = active && kt + u < end;
                 b[u][0] = live ? *(const u32*)(narrow + (kt + u) * 16) : 0;
                 b[u][1] = live ? *(const u32*)(narrow + (kt + u) * 16 + 8) : 0;
+                continue;
+            }
+            if (!NORM && x_kept == KEPT_BLOCKED) {
+                const bool live = active && kt + u < end;
+                const bf16_t* eight = blocked + (i64)(kt + u) * 16 * x_pitch;
+                b[u][0] = live ? *(const u32*)eight : 0;
+                b[u][1] = live ? *(const u32*)(eight + 8 * x_pitch) : 0;
                 continue;
             }
             if (active && kt + u < end) {
@@ -110,22 +119,22 @@ __device__ __forceinline__ void gemm_few_body(const void* x, int x_kept, const u
     const int i = threadIdx.x % 128, batch = i / 16;
     if (batch >= rows) return;
     if (GATED) {
-        if (threadIdx.x < 128) store_output<F16>(e, batch, BLOCK_X * 16 + i % 16, gate(total(0, i), total(NT - 1, i)));
+        if (threadIdx.x < 128) store_output<F16>(e, batch, rows, BLOCK_X * 16 + i % 16, gate(total(0, i), total(NT - 1, i)));
     } else {
         for (int t = threadIdx.x / 128; t < NT; t += 2) {
             int output = (BLOCK_X * NT + t) * 16 + i % 16;
-            if (output < n) store_output<F16>(e, batch, output, total(t, i));
+            if (output < n) store_output<F16>(e, batch, rows, output, total(t, i));
         }
     }
 }
 
 #define GEMM_FEW(NAME, NT, UNROLL, NORM, GATED, F16)                                                                \
     extern "C" __global__ void __launch_bounds__(256, 2)                                                            \
-        NAME(const void* x, int x_kept, const uint4* w, int n, int k, int rows, const float* norm_weight,           \
-             float eps, const float* bias, const float* scale, void* out, int activation, int accumulate,           \
+        NAME(const void* x, int x_kept, int x_pitch, const uint4* w, int n, int k, int rows,                        \
+             const float* norm_weight, float eps, const float* bias, const float* scale, void* out, int activation, int accumulate,           \
              int out_kept) {                                                                                        \
         Epilogue e = {bias, scale, out, GATED ? n / 2 : n, activation, accumulate, out_kept};                       \
-        gemm_few_body<NT, UNROLL, NORM, GATED, F16>(x, x_kept, w, n, k, rows, norm_weight, eps, e);                 \
+        gemm_few_body<NT, UNROLL, NORM, GATED, F16>(x, x_kept, x_pitch, w, n, k, rows, norm_weight, eps, e);                 \
     }
 GEMM_FEW(gemm_few_bf16, 1, 8, false, false, false)
 GEMM_FEW(gemm_few_norm_bf16, 1, 8, true, false, false)
@@ -180,8 +189,8 @@ extern "C" __global__ void __launch_bounds__(256)
             int r = i / K, c = i % K;
             float v = 0.0f;
             if (r0 + r < rows && k0 + c < k) {
-                i64 at = (i64)(r0 + r) * k + k0 + c;
-                v = x_kept == KEPT_16 ? widened(w_type, ((const bf16_t*)x)[at]) : ((const float*)x)[at];
+                i64 at = kept_at(x_kept, r0 + r, rows, k0 + c, k);
+                v = x_kept != KEPT_F32 ? widened(w_type, ((const bf16_t*)x)[at]) : ((const float*)x)[at];
             }
             inputs[r][c] = rounded(w_type, v);
         }
@@ -200,8 +209,8 @@ extern "C" __global__ void __launch_bounds__(256)
     for (int j = 0; j < 4; j++) {
         int row = r0 + quarter * 4 + j;
         if (row >= rows) continue;
-        if (w_type == TYPE_F16) store_output<true>(e, row, n0 + column, acc[j]);
-        else store_output<false>(e, row, n0 + column, acc[j]);
+        if (w_type == TYPE_F16) store_output<true>(e, row, rows, n0 + column, acc[j]);
+        else store_output<false>(e, row, rows, n0 + column, acc[j]);
     }
 }
 

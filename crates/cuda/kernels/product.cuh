@@ -27,8 +27,6 @@ __device__ __forceinline__ u32 pack_pair(float low, float high) {
     return F16 ? pack_f16(low, high) : pack_bf16(low, high);
 }
 
-// How a view that is an input or an output of products is kept: as f32, or in the weights' own 16-bit type.
-enum { KEPT_F32 = 0, KEPT_16 = 1 };
 
 struct Epilogue {
     const float* bias;
@@ -38,20 +36,49 @@ struct Epilogue {
     int activation;
     int accumulate;
     int out_kept;
+
+    // Where in `out` an output lies.
+    __device__ __forceinline__ i64 at(int row, int rows, int column) const {
+        return kept_at(out_kept, row, rows, column, n);
+    }
 };
 
 template <bool F16>
-__device__ __forceinline__ void store_output(const Epilogue& e, int row, int column, float v) {
+__device__ __forceinline__ void store_output(const Epilogue& e, int row, int rows, int column, float v) {
     if (e.bias) v = __fadd_rn(v, e.bias[column]);
     v = activate(e.activation, v);
     if (e.scale) v = __fmul_rn(v, e.scale[column]);
-    const i64 at = (i64)row * e.n + column;
-    if (e.out_kept == KEPT_16) {
+    const i64 at = e.at(row, rows, column);
+    if (e.out_kept != KEPT_F32) {
         ((bf16_t*)e.out)[at] = (bf16_t)pack_pair<F16>(v, 0.0f);
         return;
     }
     float* out = (float*)e.out + at;
     *out = e.accumulate ? __fadd_rn(*out, v) : v;
+}
+
+__device__ __forceinline__ float4 add4(float4 a, float4 b) {
+    return make_float4(__fadd_rn(a.x, b.x), __fadd_rn(a.y, b.y), __fadd_rn(a.z, b.z), __fadd_rn(a.w, b.w));
+}
+
+// Four outputs of a row from a multiple of four on, as store_output does one; `before` is what an f32 output held.
+template <bool F16>
+__device__ __forceinline__ void store_four(const Epilogue& e, int row, int rows, int column, float4 v, float4 before) {
+    if (e.bias) v = add4(v, *(const float4*)(e.bias + column));
+    if (e.activation)
+        v = make_float4(activate(e.activation, v.x), activate(e.activation, v.y), activate(e.activation, v.z),
+                        activate(e.activation, v.w));
+    if (e.scale) {
+        const float4 scale = *(const float4*)(e.scale + column);
+        v = make_float4(__fmul_rn(v.x, scale.x), __fmul_rn(v.y, scale.y), __fmul_rn(v.z, scale.z),
+                        __fmul_rn(v.w, scale.w));
+    }
+    const i64 at = e.at(row, rows, column);
+    if (e.out_kept == KEPT_F32) {
+        *(float4*)((float*)e.out + at) = e.accumulate ? add4(before, v) : v;
+        return;
+    }
+    *(uint2*)((bf16_t*)e.out + at) = make_uint2(pack_pair<F16>(v.x, v.y), pack_pair<F16>(v.z, v.w));
 }
 
 __device__ __forceinline__ float gate(float g, float up) { return __fmul_rn(activate(ACT_SILU, g), up); }

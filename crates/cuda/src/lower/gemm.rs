@@ -1,17 +1,18 @@
 //! Products with a weight matrix.
 //!
 //! bf16 weights: with few rows one warp accumulates each of eight segments of k; with many the segments are
-//! spread over a cluster. Both add the segments in the same order, so the number of rows, which picks the
-//! kernel here, changes no bit.
+//! spread over a cluster, or, on 9.0, over warpgroups that take the inputs in blocks of rows (see [`Kept`]). All add
+//! the segments in the same order, so the number of rows, which picks the kernel here, changes no bit.
 
-use laneway_device::{DType, View, op};
+use laneway_device::{DType, op};
 
 use super::Target;
+use super::kept::{FEW_ROWS, Kept, block_rows, blocked_at};
 use super::rows::silu_mul;
 use crate::launch::{Args, Launch};
 
-/// Rows of a batch that `gemm_few` takes: the columns of one matrix instruction.
-const FEW_ROWS: usize = 8;
+mod warpgroup;
+
 /// Outputs of a block of `gemm_many`.
 const BLOCK_OUTPUTS: usize = 128;
 /// Threads of every kernel here.
@@ -26,21 +27,24 @@ pub(super) fn gemm(op: &op::Gemm, target: Target, out: &mut Vec<Launch>) {
     let narrow = match op.w.packed.dtype() {
         DType::Bf16 => Narrow::Bf16,
         DType::F16 => Narrow::F16,
-        _ => return in_parts(op, out),
+        _ => return in_parts(op, target, out),
     };
     if !whole_tiles {
-        return in_parts(op, out);
+        return in_parts(op, target, out);
     }
+    let x_kept = Kept::of_view(&op.x, op.rows, k, target);
+    let out_kept = Kept::of_view(&op.out, op.rows, op.out_width(), target);
     if op.rows <= FEW_ROWS {
-        return out.push(few(op, narrow));
+        return out.push(few(op, (x_kept, 0), out_kept, narrow));
     }
     // A whole block's worth of gates must be followed by whole blocks.
     if op.gated.is_some() && !n.is_multiple_of(BLOCK_OUTPUTS) {
-        return few_at_a_time(op, narrow, out);
+        return few_at_a_time(op, (x_kept, out_kept), narrow, out);
     }
-    let mut x = (op.x.clone(), kept(&op.x));
+    let mut x = (op.x.clone(), x_kept);
     if let Some(norm) = &op.norm {
         // The scratch has room for f32; 16 bits take half of it.
+        let kept = Kept::of(op.w.packed.dtype(), op.rows, k, target.arch);
         out.push(Launch {
             kernel: match narrow {
                 Narrow::Bf16 => "rms_norm_bf16",
@@ -56,9 +60,13 @@ pub(super) fn gemm(op: &op::Gemm, target: Target, out: &mut Vec<Launch>) {
                 .float(norm.eps)
                 .view(&norm.scratch)
                 .int(op.rows)
-                .int(k),
+                .int(k)
+                .int(kept as usize),
         });
-        x = (norm.scratch.clone(), KEPT_16);
+        x = (norm.scratch.clone(), kept);
+    }
+    if let Some(launch) = warpgroup::warpgroup(op, (&x.0, x.1), out_kept, narrow, target) {
+        return out.push(launch);
     }
     let even = k.is_multiple_of(8 * 64);
     // Without clusters to spread the levels of sums over, the widest tile is too much shared memory.
@@ -96,7 +104,7 @@ pub(super) fn gemm(op: &op::Gemm, target: Target, out: &mut Vec<Launch>) {
         cluster: split as u32,
         args: Args::new()
             .view(&x.0)
-            .int(x.1)
+            .int(x.1 as usize)
             .view(&op.w.packed.view())
             .int(n)
             .int(k)
@@ -107,7 +115,7 @@ pub(super) fn gemm(op: &op::Gemm, target: Target, out: &mut Vec<Launch>) {
             .view(&op.out)
             .int(op.activation as usize)
             .int(usize::from(op.accumulate))
-            .int(kept(&op.out)),
+            .int(out_kept as usize),
     });
 }
 
@@ -118,19 +126,8 @@ enum Narrow {
     F16,
 }
 
-/// As the kernels number how a view is kept.
-const KEPT_F32: usize = 0;
-const KEPT_16: usize = 1;
-
-fn kept(view: &View) -> usize {
-    match view.buffer.dtype() {
-        DType::Bf16 | DType::F16 => KEPT_16,
-        _ => KEPT_F32,
-    }
-}
-
-/// At most eight rows, norm and gate folded in.
-fn few(op: &op::Gemm, narrow: Narrow) -> Launch {
+/// At most eight rows, norm and gate folded in. Of [`Kept::Blocked`] they may be a part, of a block of `pitch` rows.
+fn few(op: &op::Gemm, (x_kept, pitch): (Kept, usize), out_kept: Kept, narrow: Narrow) -> Launch {
     let tiles = op.w.n.div_ceil(16);
     let (gated, norm) = (op.gated.is_some(), op.norm.is_some());
     let kernel = match (gated, norm, narrow) {
@@ -152,7 +149,8 @@ fn few(op: &op::Gemm, narrow: Narrow) -> Launch {
         cluster: 1,
         args: Args::new()
             .view(&op.x)
-            .int(kept(&op.x))
+            .int(x_kept as usize)
+            .int(pitch)
             .view(&op.w.packed.view())
             .int(op.w.n)
             .int(op.w.k)
@@ -164,27 +162,37 @@ fn few(op: &op::Gemm, narrow: Narrow) -> Launch {
             .view(&op.out)
             .int(op.activation as usize)
             .int(usize::from(op.accumulate))
-            .int(kept(&op.out)),
+            .int(out_kept as usize),
     }
 }
 
 /// Eight rows a launch: shapes that only small test models have.
-fn few_at_a_time(op: &op::Gemm, narrow: Narrow, out: &mut Vec<Launch>) {
+fn few_at_a_time(op: &op::Gemm, (x_kept, out_kept): (Kept, Kept), narrow: Narrow, out: &mut Vec<Launch>) {
     let (k, width) = (op.w.k, op.out_width());
+    // An output that is kept so has whole blocks of gates.
+    assert_ne!(out_kept, Kept::Blocked, "{op:?}");
     for first in (0..op.rows).step_by(FEW_ROWS) {
         let rows = FEW_ROWS.min(op.rows - first);
+        // Eight rows are of one block.
+        let (x, pitch) = match x_kept {
+            Kept::Blocked => {
+                let at = blocked_at(first, op.rows, 0, k);
+                (op.x.slice(at, op.rows * k - at), block_rows(first, op.rows))
+            }
+            Kept::F32 | Kept::Rows => (op.x.slice(first * k, rows * k), 0),
+        };
         let part = op::Gemm {
-            x: op.x.slice(first * k, rows * k),
+            x,
             rows,
             out: op.out.slice(first * width, rows * width),
             ..op.clone()
         };
-        out.push(few(&part, narrow));
+        out.push(few(&part, (x_kept, pitch), out_kept, narrow));
     }
 }
 
 /// Norm, product and gate one after the other: f32 weights, and shapes that do not divide into tiles.
-fn in_parts(op: &op::Gemm, out: &mut Vec<Launch>) {
+fn in_parts(op: &op::Gemm, target: Target, out: &mut Vec<Launch>) {
     let (n, k) = (op.w.n, op.w.k);
     let mut x = op.x.clone();
     if let Some(norm) = &op.norm {
@@ -210,7 +218,7 @@ fn in_parts(op: &op::Gemm, out: &mut Vec<Launch>) {
         cluster: 1,
         args: Args::new()
             .view(&x)
-            .int(kept(&x))
+            .int(Kept::of_view(&x, op.rows, k, target) as usize)
             .view(&op.w.packed.view())
             .int(match op.w.packed.dtype() {
                 DType::Bf16 => 1,
@@ -225,11 +233,12 @@ fn in_parts(op: &op::Gemm, out: &mut Vec<Launch>) {
             .view(product)
             .int(op.activation as usize)
             .int(usize::from(op.accumulate))
-            .int(kept(product)),
+            .int(Kept::of_view(product, op.rows, n, target) as usize),
     });
     let Some(scratch) = &op.gated else { return };
     let width = n / 2;
-    if kept(&op.out) == KEPT_16 {
+    let out_kept = Kept::of_view(&op.out, op.rows, width, target);
+    if out_kept != Kept::F32 {
         return out.push(Launch {
             kernel: "silu_mul_narrow",
             grid: [(op.rows * width).div_ceil(THREADS as usize) as u32, 1, 1],
@@ -241,7 +250,8 @@ fn in_parts(op: &op::Gemm, out: &mut Vec<Launch>) {
                 .view(&op.out)
                 .int(op.rows)
                 .int(width)
-                .int(usize::from(op.out.buffer.dtype() == DType::F16)),
+                .int(usize::from(op.out.buffer.dtype() == DType::F16))
+                .int(out_kept as usize),
         });
     }
     silu_mul(
@@ -290,3 +300,6 @@ fn many_shared(columns: usize, split: usize) -> u32 {
     let sums = columns * (BLOCK_OUTPUTS + 4) * 4;
     (stages * stage + levels * level).max(sums) as u32
 }
+
+#[cfg(test)]
+mod tests;

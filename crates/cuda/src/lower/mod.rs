@@ -6,6 +6,7 @@
 mod clip;
 mod codec;
 mod gemm;
+pub(crate) mod kept;
 mod rows;
 mod sequence;
 #[cfg(test)]

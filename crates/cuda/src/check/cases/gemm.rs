@@ -14,6 +14,9 @@ const SWITCHES: &[usize] = &[
     1, 2, 3, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 96, 127, 128, 129, 255, 256, 257,
 ];
 
+/// Those where inputs in blocks of rows change blocks, columns and kernels.
+const IN_BLOCKS: &[usize] = &[8, 9, 16, 17, 33, 64, 65, 100];
+
 const EPS: f32 = 1e-6;
 
 /// f32 sums of products whose inputs are the same, in two orders.
@@ -147,6 +150,42 @@ const SMALL: &[Shape] = &[
     plain(64, 1),
 ];
 
+/// Inputs and outputs in blocks of rows, and what neighbours them.
+fn in_blocks() -> Vec<Shape> {
+    let narrow = |shape| Shape {
+        narrow: true,
+        ..shape
+    };
+    let to_narrow = |shape| Shape {
+        narrow_out: true,
+        ..shape
+    };
+    let bare_gate = |n, k| Shape {
+        gated: true,
+        ..plain(n, k)
+    };
+    vec![
+        narrow(biased(1024, 3072, Activation::Silu)),
+        narrow(scaled(2048, 1024, true)),
+        narrow(residual(1024, 2048)),
+        narrow(plain(8192, 1024)),
+        narrow(bare_gate(256, 2048)),
+        to_narrow(narrow(bare_gate(4096, 1024))),
+        to_narrow(narrow(bare_gate(256, 1024))),
+        to_narrow(narrow(biased(1024, 2048, Activation::Gelu))),
+        to_narrow(normed(2048, 1024)),
+        // Read by the kernels of other shapes: whole blocks, eight rows at a time, in parts.
+        narrow(biased(130, 1024, Activation::None)),
+        narrow(bare_gate(96, 1024)),
+        narrow(bare_gate(80, 1024)),
+        // Written by them.
+        to_narrow(narrow(biased(1024, 512, Activation::Gelu))),
+        to_narrow(plain(2048, 48)),
+        to_narrow(plain(1024, 40)),
+        to_narrow(bare_gate(2048, 40)),
+    ]
+}
+
 pub(super) fn cases(context: &Context, out: &mut Vec<Case>) {
     for dtype in [DType::Bf16, DType::F32] {
         for shape in SMALL {
@@ -190,6 +229,9 @@ pub(super) fn cases(context: &Context, out: &mut Vec<Case>) {
                 _ => (20, &[1, 8, 9, 16, 17]),
             };
             push(context, Shape { dtype, ..*shape }, rows, parts, out);
+        }
+        for shape in in_blocks().into_iter().filter(|_| context.rounds()) {
+            push(context, Shape { dtype, ..shape }, 130, IN_BLOCKS, out);
         }
         // Prefills.
         for shape in [normed(4096, 1024), residual(2048, 6144), gated(6144, 1024)] {
