@@ -31,14 +31,41 @@ __device__ __forceinline__ void gemm_few_body(const void* x, int x_kept, int x_p
     release_dependents();
     dependency_wait();
 
-    if (NORM) {
-        if (warp < rows) {
-            const float* row = (const float*)x + (i64)warp * k;
-            const float inv = split_norm ? inverse_rms(warp_squares(row, k), k, eps) : warp_inverse_rms(row, k, eps);
-            if (lane == 0) inverse[warp] = inv;
+    if (NORM && split_norm) {
+        // A warp has two parts of each row at a time, the whole of a row comes last.
+        __shared__ float squares[8][MOST_SQUARES];
+        constexpr int ROUNDS = MOST_SQUARES / 2 / 8;
+        const int pairs = k / (2 * SQUARES);
+#pragma unroll 1
+        for (int first = 0; first < rows; first += 4) {
+            float4 v[4][ROUNDS];
+#pragma unroll
+            for (int r = 0; r < 4; r++)
+#pragma unroll
+                for (int j = 0; j < ROUNDS; j++) {
+                    v[r][j] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+                    const int pair = j * 8 + warp;
+                    if (first + r < rows && pair < pairs)
+                        v[r][j] = *(const float4*)((const float*)x + (i64)(first + r) * k + pair * 2 * SQUARES + lane * 4);
+                }
+#pragma unroll
+            for (int r = 0; r < 4; r++)
+#pragma unroll
+                for (int j = 0; j < ROUNDS; j++) {
+                    const float sum = part_squares(v[r][j]);
+                    if (lane % 16 == 0 && first + r < rows) squares[first + r][(j * 8 + warp) * 2 + lane / 16] = sum;
+                }
         }
         __syncthreads();
+        if (warp < rows) {
+            const float inv = inverse_rms(warp_sum(squares[warp][lane]), k, eps);
+            if (lane == 0) inverse[warp] = inv;
+        }
+    } else if (NORM && warp < rows) {
+        const float inv = warp_inverse_rms((const float*)x + (i64)warp * k, k, eps);
+        if (lane == 0) inverse[warp] = inv;
     }
+    if (NORM) __syncthreads();
     const int column = lane / 4, offset = (lane % 4) * 2;
     const bool active = column < rows;
     const i64 row_begin = (i64)(active ? column : 0) * k + offset;

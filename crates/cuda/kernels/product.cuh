@@ -129,28 +129,6 @@ __device__ __forceinline__ float square_part(const Normed& normed, int row, int 
     return part < parts ? normed.squares[(i64)row * parts + part] : 0.0f;
 }
 
-// The sum of squares of a row of f32, by one warp, in the order of what leave_for_next leaves and of warp_sum behind it.
-__device__ __forceinline__ float warp_squares(const float* x, int width) {
-    constexpr int PAIRS = MOST_SQUARES / 2;  // lanes 0 to 15 have one part, the others the next
-    static_assert(PAIRS == 16, "the tree below is written out");
-    const int pairs = width / (2 * SQUARES);
-    float4 v[PAIRS];
-    float sum[PAIRS];
-#pragma unroll
-    for (int j = 0; j < PAIRS; j++) {
-        v[j] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-        if (j < pairs) v[j] = *(const float4*)(x + j * 2 * SQUARES + threadIdx.x % 32 * 4);
-    }
-#pragma unroll
-    for (int j = 0; j < PAIRS; j++) sum[j] = j < pairs ? part_squares(v[j]) : 0.0f;
-#pragma unroll
-    for (int j = 0; j < 8; j++) sum[j] = __fadd_rn(sum[j], sum[j + 8]);
-#pragma unroll
-    for (int j = 0; j < 4; j++) sum[j] = __fadd_rn(sum[j], sum[j + 4]);
-    sum[0] = __fadd_rn(__fadd_rn(sum[0], sum[2]), __fadd_rn(sum[1], sum[3]));
-    return __fadd_rn(sum[0], __shfl_xor_sync(0xffffffffu, sum[0], 16));
-}
-
 // Four values of a row, by 16 neighbouring lanes with the 64 columns of a part.
 template <bool F16>
 __device__ __forceinline__ void leave_for_next(const Next& next, int row, int rows, int column, int width, float4 v) {

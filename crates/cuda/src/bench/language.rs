@@ -95,6 +95,7 @@ impl<'a> Stack<'a> {
         Ok(Self {
             o,
             activated: o.out_for(&layers[0].down, rows * inter)?,
+            attended: o.out_for(&layers[0].o, rows * HEADS * DIM)?,
             layers,
             caches: (0..widths.layers)
                 .map(|_| o.cache(cache))
@@ -103,7 +104,6 @@ impl<'a> Stack<'a> {
             normed: o.out(rows * hidden)?,
             qkv: o.out(rows * (HEADS + 2 * KV_HEADS) * DIM)?,
             q: o.out(rows * HEADS * DIM)?,
-            attended: o.out(rows * HEADS * DIM)?,
             gate_up: o.out(rows * 2 * inter)?,
         })
     }

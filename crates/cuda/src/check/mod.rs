@@ -94,6 +94,8 @@ pub(crate) struct Context {
     pub(crate) caches: Vec<DType>,
     pub(crate) states: Vec<DType>,
     pub(crate) sizes: Sizes,
+    /// See [`CheckConfig::arch`].
+    pub(crate) arch: u32,
 }
 
 impl Context {
@@ -204,6 +206,7 @@ pub fn check(config: &CheckConfig, report: &mut dyn FnMut(&CaseReport)) -> Resul
         caches: config.caches.clone(),
         states: config.states.clone(),
         sizes: config.sizes,
+        arch: config.arch,
     };
     let chosen = |case: &Case| match config.filter.as_deref() {
         None => true,

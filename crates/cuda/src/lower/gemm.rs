@@ -127,13 +127,21 @@ const SQUARES: usize = 64;
 /// changes bits.
 fn split_norm(op: &op::Gemm, target: Target) -> bool {
     op.norm.is_some()
-        && normed_in_parts(op.w.packed.dtype(), op.w.k, target)
-        && op.out_width().is_multiple_of(4)
-        && (op.gated.is_none() || op.w.n.is_multiple_of(BLOCK_OUTPUTS))
+        && splits_norm(
+            op.w.packed.dtype(),
+            (op.w.n, op.w.k),
+            op.gated.is_some(),
+            target.arch,
+        )
 }
 
-fn normed_in_parts(dtype: DType, width: usize, target: Target) -> bool {
-    target.arch == 90
+/// As [`split_norm`], of a normed product with `[n, k]` of `dtype`.
+pub(crate) fn splits_norm(dtype: DType, (n, k): (usize, usize), gated: bool, arch: u32) -> bool {
+    normed_in_parts(dtype, k, arch) && n.is_multiple_of(if gated { BLOCK_OUTPUTS } else { 4 })
+}
+
+fn normed_in_parts(dtype: DType, width: usize, arch: u32) -> bool {
+    arch == 90
         && matches!(dtype, DType::Bf16 | DType::F16)
         && width.is_multiple_of(1024)
         && width <= MOST_SPLIT
@@ -142,7 +150,7 @@ fn normed_in_parts(dtype: DType, width: usize, target: Target) -> bool {
 /// Whether this product leaves what the split norm of the one behind begins with. All products of a stack have weights of
 /// one type.
 fn leaves_norm(op: &op::Gemm, target: Target) -> bool {
-    op.next.is_some() && op.rows > FEW_ROWS && normed_in_parts(op.w.packed.dtype(), op.w.n, target)
+    op.next.is_some() && op.rows > FEW_ROWS && normed_in_parts(op.w.packed.dtype(), op.w.n, target.arch)
 }
 
 /// Where a split norm's sums of squares lie in its scratch: behind the rounded rows, which take half of it.

@@ -117,7 +117,10 @@ fn product_problem(op: &Gemm) -> Option<String> {
         return Some(format!("out {:?} is added to: it must be F32", op.out));
     }
     if op.next.is_some() && (narrow(&op.out) || op.gated.is_some()) {
-        return Some(format!("out {:?} is normed next: it must be F32 and not gated", op.out));
+        return Some(format!(
+            "out {:?} is normed next: it must be F32 and not gated",
+            op.out
+        ));
     }
     op.gated.as_ref()?;
     if !op.w.n.is_multiple_of(2) {

@@ -105,12 +105,12 @@ impl DecoderStack {
     }
 
     /// The final norm in front of a product.
-    pub(super) fn final_input_norm(&self, scratch: View) -> InputNorm {
+    pub(super) fn final_input_norm(&self, scratch: View, prepared: bool) -> InputNorm {
         InputNorm {
             weight: self.norm.clone(),
             eps: self.config.rms_norm_eps,
             scratch,
-            prepared: false,
+            prepared,
         }
     }
 
@@ -198,7 +198,10 @@ impl DecoderStack {
             })?;
             launcher.run(Gemm {
                 accumulate: true,
-                next: self.layers.get(i + 1).and_then(|behind| norm(&behind.input_norm, false)),
+                next: match self.layers.get(i + 1) {
+                    Some(behind) => norm(&behind.input_norm, false),
+                    None => pass.next.clone(),
+                },
                 ..product(w.activated.view(), &layer.down, pass.x.clone())
             })?;
         }
@@ -267,6 +270,8 @@ pub(super) struct StackPass<'a> {
     pub(super) positions: View,
     pub(super) kind: Rows,
     pub(super) cache: &'a PagedCache,
+    /// The norm in front of a product behind the stack, of all rows of `x`.
+    pub(super) next: Option<InputNorm>,
 }
 
 /// A paged cache of all layers: a page holds, layer by layer, the keys and then the values of its positions.

@@ -438,6 +438,7 @@ impl Talker {
             positions: positions.clone(),
             kind,
             cache: &w.cache,
+            next: None,
         };
         self.stack.run(launcher, &w.stack, &pass)
     }

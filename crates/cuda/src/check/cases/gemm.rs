@@ -8,6 +8,7 @@ use crate::check::Context;
 use crate::check::data::{Data, Measure, narrowed};
 use crate::check::experiment::Experiment;
 use crate::check::random::Random;
+use crate::lower::gemm::splits_norm;
 
 /// Batch sizes at which a device may change kernels.
 const SWITCHES: &[usize] = &[
@@ -23,6 +24,8 @@ const EPS: f32 = 1e-6;
 const BOUND: f64 = 3e-5;
 /// With a norm ahead: its last bit decides how some inputs round to bfloat16.
 const NORMED_BOUND: f64 = 1e-4;
+/// A norm that is split rounds its row before it divides it, another one behind: to bfloat16 and to half precision.
+const SPLIT_BOUND: f64 = 4e-3;
 /// The last bit decides how some outputs round to 16 bits.
 const NARROW_BOUND: f64 = 1e-3;
 
@@ -263,13 +266,14 @@ fn push(context: &Context, shape: Shape, rows: usize, parts: &'static [usize], o
     }
     let dtype = if shape.dtype == DType::Bf16 { "bf16" } else { "f32" };
     let kept = context.narrow(shape.dtype);
+    let split = shape.norm && splits_norm(kept, (shape.n, shape.k), shape.gated, context.arch);
     out.push(Case::new("Gemm", name, dtype, move |random| {
-        Work::Rows(experiment(shape, rows, kept, random), parts.to_vec())
+        Work::Rows(experiment(shape, rows, (kept, split), random), parts.to_vec())
     }));
 }
 
-/// `kept`: what the subject makes of weights and inputs.
-fn experiment(shape: Shape, rows: usize, kept: DType, random: &mut Random) -> Experiment {
+/// `kept`: what the subject makes of weights and inputs; `split`: whether it divides behind the product.
+fn experiment(shape: Shape, rows: usize, (kept, split): (DType, bool), random: &mut Random) -> Experiment {
     let rounds = kept != DType::F32;
     let Shape { n, k, .. } = shape;
     let x = random.floats(rows * k, 1.0);
@@ -330,7 +334,8 @@ fn experiment(shape: Shape, rows: usize, kept: DType, random: &mut Random) -> Ex
     };
     let mut e = e.ops(move |p, rows| vec![gemm(p, rows).into()]);
     if let Some((_, scratch)) = norm {
-        e = e.alternate("norm apart", bound.max(NORMED_BOUND), move |p, rows| {
+        let bound = bound.max(if split { SPLIT_BOUND } else { NORMED_BOUND });
+        e = e.alternate("norm apart", bound, move |p, rows| {
             let mut product = gemm(p, rows);
             let mut ops: Vec<Op> = Vec::new();
             if let Some(norm) = product.norm.take() {
@@ -371,12 +376,15 @@ fn experiment(shape: Shape, rows: usize, kept: DType, random: &mut Random) -> Ex
     let mut inputs = x;
     if shape.norm {
         for row in inputs.chunks_exact_mut(k) {
-            normalise(row, &norm_weight);
+            normalise(row, &norm_weight, |x| if split { narrowed(x, kept) } else { x });
         }
     }
     let round = |values: &[f32]| -> Vec<f32> { values.iter().map(|x| narrowed(*x, kept)).collect() };
+    if !split {
+        inputs = round(&inputs);
+    }
     let mut replaced = vec![
-        (x_slot, Data::floats(&round(&inputs))),
+        (x_slot, Data::floats(&inputs)),
         (w, Data::floats(&round(&weights))),
     ];
     if shape.narrow_out {
@@ -391,11 +399,11 @@ fn experiment(shape: Shape, rows: usize, kept: DType, random: &mut Random) -> Ex
     })
 }
 
-/// RMS norm of a row, in f64.
-fn normalise(row: &mut [f32], weight: &[f32]) {
+/// RMS norm of a row, in f64; `ahead` is done to what is then divided by the root.
+fn normalise(row: &mut [f32], weight: &[f32], ahead: impl Fn(f32) -> f32) {
     let squares: f64 = row.iter().map(|x| f64::from(*x).powi(2)).sum();
     let inverse = 1.0 / (squares / row.len() as f64 + f64::from(EPS)).sqrt();
     for (x, w) in row.iter_mut().zip(weight) {
-        *x = (f64::from(*x) * inverse * f64::from(*w)) as f32;
+        *x = (f64::from(ahead(*x * w)) * inverse) as f32;
     }
 }

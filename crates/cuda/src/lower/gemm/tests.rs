@@ -25,6 +25,7 @@ fn product(rows: usize, n: usize, k: usize, x: DType, out: DType) -> Gemm {
         accumulate: false,
         gated: None,
         out: view(out, rows * n),
+        next: None,
     }
 }
 
@@ -41,6 +42,7 @@ fn normed(op: Gemm) -> Gemm {
             weight: view(DType::F32, op.w.k),
             eps: 1e-6,
             scratch: view(DType::F32, op.rows * op.w.k),
+            prepared: false,
         }),
         ..op
     }
@@ -207,4 +209,83 @@ fn a_gate_of_its_own_writes_what_the_product_behind_reads() {
 #[test]
 fn no_rows_launch_nothing() {
     assert!(lowered(&product(0, 1024, 1024, DType::Bf16, DType::F32), HOPPER).is_empty());
+}
+
+/// The names of what an operation becomes on 9.0.
+fn kernels(op: &Gemm) -> Vec<&'static str> {
+    lowered(op, HOPPER).iter().map(|launch| launch.kernel).collect()
+}
+
+fn followed(op: Gemm) -> Gemm {
+    let (rows, n) = (op.rows, op.w.n);
+    Gemm {
+        next: normed(product(rows, 64, n, DType::F32, DType::F32)).norm,
+        ..op
+    }
+}
+
+#[test]
+fn a_split_norm_is_begun_by_the_product_ahead_or_by_a_launch_of_its_own() {
+    use DType::{Bf16, F32 as Wide};
+    let prepared = |op: Gemm| Gemm {
+        norm: op.norm.map(|norm| InputNorm {
+            prepared: true,
+            ..norm
+        }),
+        ..op
+    };
+    let behind = |rows, n, k| normed(product(rows, n, k, Wide, Wide));
+    let check = |op: Gemm, expected: &[&str]| {
+        assert_eq!(
+            kernels(&op),
+            expected,
+            "{} rows of {:?}",
+            op.rows,
+            (op.w.n, op.w.k)
+        );
+    };
+    let warpgroups = "gemm_warpgroup_64_16_4_bf16";
+    check(behind(9, 2048, 1024), &["prepare_norm_bf16", warpgroups]);
+    check(prepared(behind(9, 2048, 1024)), &[warpgroups]);
+    // Few rows do it all at once, in the same order.
+    check(behind(8, 2048, 1024), &["gemm_few_norm_bf16"]);
+    check(prepared(behind(8, 2048, 1024)), &["gemm_few_norm_bf16"]);
+    // Rows that are too wide, or odd, are normed in one piece whatever was prepared.
+    check(prepared(behind(9, 1024, 3072)), &["rms_norm_bf16", warpgroups]);
+    check(
+        prepared(behind(9, 2048, 512)),
+        &["rms_norm_bf16", "gemm_many_16_8_bf16"],
+    );
+    // What leaves it: the product itself, or what comes behind it.
+    check(followed(product(9, 1024, 2048, Bf16, Wide)), &[warpgroups]);
+    check(
+        followed(product(9, 1024, 2048, Wide, Wide)),
+        &["gemm_many_16_8_bf16", "prepare_norm_bf16"],
+    );
+    check(
+        followed(product(9, 1024, 40, Bf16, Wide)),
+        &["gemm_any", "prepare_norm_bf16"],
+    );
+    check(followed(product(8, 1024, 2048, Bf16, Wide)), &["gemm_few_bf16"]);
+    check(followed(product(9, 512, 2048, Bf16, Wide)), &[warpgroups]);
+
+    // The flag of few rows, and the addresses that the two halves share.
+    let few = &lowered(&behind(8, 2048, 1024), HOPPER)[0];
+    assert_eq!(arg(few, 9), 1, "{few:?}");
+    assert_eq!(arg(&lowered(&behind(8, 2048, 512), HOPPER)[0], 9), 0);
+    let op = followed(product(9, 1024, 2048, Bf16, Wide));
+    let next = op.next.as_ref().unwrap();
+    let ahead = &lowered(&op, HOPPER)[0];
+    let read = Gemm {
+        norm: Some(InputNorm {
+            prepared: true,
+            ..next.clone()
+        }),
+        ..product(9, 2048, 1024, Wide, Wide)
+    };
+    let behind = &lowered(&read, HOPPER)[0];
+    let [x, squares] = [address(&next.scratch), address(&next.scratch) + 9 * 1024 * 2];
+    assert_eq!([arg(behind, 0), arg(behind, 1)], [x, squares]);
+    assert_eq!([arg(ahead, 10), arg(ahead, 11)], [x, squares]);
+    assert_eq!(arg(ahead, 9), address(&next.weight));
 }
