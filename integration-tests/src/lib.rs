@@ -7,6 +7,7 @@ pub mod client;
 pub mod deployment;
 pub mod process;
 pub mod system;
+pub mod tools;
 
 use std::time::Duration;
 

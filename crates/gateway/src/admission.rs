@@ -64,8 +64,7 @@ impl Place {
             id,
             signal,
             raiser,
-            admission: self.admission,
-            _permit: self.permit,
+            place: Some((self.admission, self.permit)),
         })
     }
 }
@@ -76,20 +75,35 @@ pub(crate) struct Ticket {
     pub(crate) id: RequestId,
     pub(crate) signal: watch::Receiver<Signal>,
     raiser: Raiser,
-    admission: Arc<Admission>,
-    _permit: OwnedSemaphorePermit,
+    /// None for a part of another's.
+    place: Option<(Arc<Admission>, OwnedSemaphorePermit)>,
 }
 
 impl Drop for Ticket {
     fn drop(&mut self) {
+        let Some((admission, _permit)) = &self.place else {
+            return;
+        };
         // A kill has freed the id already, and it may be another's by now.
         let own = |_: &RequestId, raiser: &Raiser| raiser.0.same_channel(&self.raiser.0);
-        self.admission.running.remove_if(&self.id, own);
+        admission.running.remove_if(&self.id, own);
         metrics::gauge!(metric::GATEWAY_RUNNING).decrement(1);
     }
 }
 
 impl Ticket {
+    /// For one part of this request's work: under the same id, ended by its own signals, and gone before the request
+    /// is, whose place it shares.
+    pub(crate) fn part(&self) -> Ticket {
+        let (sender, signal) = watch::channel(Signal::Run);
+        Ticket {
+            id: self.id.clone(),
+            signal,
+            raiser: Raiser(sender),
+            place: None,
+        }
+    }
+
     /// For who may end the request while it runs.
     pub(crate) fn raiser(&self) -> Raiser {
         self.raiser.clone()
@@ -256,6 +270,19 @@ mod tests {
         drop(killed);
         assert_eq!(code(admit(&admission, "a")), ErrorCode::DuplicateRequest);
         assert_eq!(*next.signal.borrow(), Signal::Run);
+    }
+
+    #[test]
+    fn a_part_has_its_own_signal_and_no_place_of_its_own() {
+        let admission = Arc::new(Admission::new(1));
+        let whole = admit(&admission, "a").unwrap();
+        let part = whole.part();
+        part.raiser().raise(Signal::Stop);
+        assert_eq!(*whole.signal.borrow(), Signal::Run);
+        assert_eq!((part.id.as_str(), *part.signal.borrow()), ("a", Signal::Stop));
+        drop(part);
+        assert_eq!(code(admission.enter()), ErrorCode::Overloaded);
+        assert_eq!(admission.running.len(), 1);
     }
 
     #[tokio::test]

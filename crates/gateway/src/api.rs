@@ -1,30 +1,34 @@
 //! The one way in for a request to speak, whatever the shape it came in.
 //!
 //! Every shape of the public API turns what it was sent into a [`v1::SynthesizeRequest`] and hands it to
-//! [`Api::speak`], which refuses it at once or gives back the stream of its audio. Admission, validation,
-//! routing and the relay are behind that call and nowhere else, so no shape can do them differently.
+//! [`Api::speak`], or to [`Api::converse`] where the text comes in pieces; they refuse it at once or give back the
+//! stream of its audio. A text that its model does not take in one go becomes a session too. Admission, validation,
+//! routing and the relay are behind these calls and nowhere else, so no shape can do them differently.
 
 use std::sync::Arc;
 
-use laneway_proto::{Failure, v1};
+use laneway_proto::{Failure, grpc_timeout, v1};
 use laneway_telemetry::{metric, propagation};
 use tokio::time::Instant;
 use tonic::metadata::MetadataMap;
 use tracing::Instrument as _;
 
-use crate::admission::Admission;
+use crate::admission::{Admission, Ticket};
 use crate::config::{LinkConfig, StreamConfig};
-use crate::delivery::{Outgoing, delivery};
+use crate::delivery::{Delivery, Outgoing, delivery};
+use crate::facts::ModelFacts;
 use crate::relay::{self, Relay};
 use crate::routing::Router;
-use crate::validate;
+use crate::session::{Commands, Session, SessionConfig, Shape, Voice};
+use crate::validate::{self, Checked};
 
 /// What all shapes of the public API share. Cheap to clone.
 #[derive(Debug, Clone)]
 pub(crate) struct Api {
     pub(crate) admission: Arc<Admission>,
     pub(crate) router: Router,
-    pub(crate) max_text_chars: Option<usize>,
+    /// Longest text of a request, and most that may wait in a session.
+    pub(crate) max_text_chars: usize,
     pub(crate) stream: StreamConfig,
     pub(crate) link: LinkConfig,
 }
@@ -43,33 +47,128 @@ impl Api {
         request: v1::SynthesizeRequest,
         metadata: MetadataMap,
     ) -> Result<Outgoing, Failure> {
-        self.begin(request, metadata).inspect_err(|failure| {
-            metrics::counter!(metric::GATEWAY_REFUSALS, "reason" => failure.code.label()).increment(1);
-            tracing::debug!(%failure, "request refused");
-        })
+        self.begin(request, metadata).inspect_err(count_refusal)
+    }
+
+    /// Begin to speak what comes in pieces, or refuse at once. `start` says how, and `commands` what; `text` of
+    /// `start` is the first piece. Otherwise as [`Api::speak`], with sentences and cancels between the chunks.
+    ///
+    /// # Errors
+    /// As [`Api::speak`].
+    pub(crate) fn converse(
+        &self,
+        start: v1::SynthesizeRequest,
+        metadata: MetadataMap,
+        commands: Commands,
+    ) -> Result<Outgoing<v1::StreamSynthesizeResponse>, Failure> {
+        self.begin_session(start, metadata, commands)
+            .inspect_err(count_refusal)
     }
 
     fn begin(&self, request: v1::SynthesizeRequest, metadata: MetadataMap) -> Result<Outgoing, Failure> {
+        let (mut admitted, metadata) = self.admit(request, metadata, validate::check)?;
+        let parts = std::mem::take(&mut admitted.checked.parts);
+        let span = admitted.span(&metadata);
+        let (out, outgoing) = delivery();
+        if parts.is_empty() {
+            let relay = Relay {
+                ticket: admitted.ticket,
+                router: self.router.clone(),
+                stream: self.stream.clone(),
+                link: self.link.clone(),
+                arrived: admitted.arrived,
+                deadline: admitted.deadline,
+                metadata,
+                out,
+            };
+            tokio::spawn(relay::run(relay, admitted.checked).instrument(span));
+        } else {
+            let session = Session::of_parts(self.session(admitted, metadata, out), parts)?;
+            tokio::spawn(session.run().instrument(span));
+        }
+        Ok(outgoing)
+    }
+
+    fn begin_session(
+        &self,
+        start: v1::SynthesizeRequest,
+        metadata: MetadataMap,
+        commands: Commands,
+    ) -> Result<Outgoing<v1::StreamSynthesizeResponse>, Failure> {
+        let (mut admitted, metadata) = self.admit(start, metadata, validate::check_start)?;
+        let text = std::mem::take(&mut admitted.checked.wire.text);
+        let span = admitted.span(&metadata);
+        let (out, outgoing) = delivery();
+        let session = Session::of_commands(self.session(admitted, metadata, out), &text, commands)?;
+        tokio::spawn(session.run().instrument(span));
+        Ok(outgoing)
+    }
+
+    /// Past the door, with every field checked by `check`.
+    fn admit(
+        &self,
+        request: v1::SynthesizeRequest,
+        metadata: MetadataMap,
+        check: impl FnOnce(v1::SynthesizeRequest, &[Arc<ModelFacts>], usize) -> Result<Checked, Failure>,
+    ) -> Result<(Admitted, MetadataMap), Failure> {
         let arrived = Instant::now();
         // Before the work of checking, of which a clip to clone is the most.
         let place = self.admission.enter()?;
         self.router.check_room(&request.model)?;
-        let checked = validate::check(request, &self.router.models(), self.max_text_chars)?;
+        let checked = check(request, &self.router.models(), self.max_text_chars)?;
         let ticket = place.admit(checked.id.clone())?;
-
-        let span = tracing::info_span!("synthesize", request_id = %checked.id, model = checked.model.name);
-        propagation::extract(&span, &metadata);
-        let (out, outgoing) = delivery();
-        let relay = Relay {
+        let admitted = Admitted {
+            checked,
             ticket,
-            router: self.router.clone(),
-            stream: self.stream.clone(),
-            link: self.link.clone(),
             arrived,
-            metadata,
-            out,
+            deadline: grpc_timeout(&metadata).map(|timeout| arrived + timeout),
         };
-        tokio::spawn(relay::run(relay, checked).instrument(span));
-        Ok(outgoing)
+        Ok((admitted, metadata))
     }
+
+    fn session<M: Shape>(
+        &self,
+        admitted: Admitted,
+        metadata: MetadataMap,
+        out: Delivery<M>,
+    ) -> SessionConfig<M> {
+        SessionConfig {
+            voice: Voice {
+                router: self.router.clone(),
+                stream: self.stream.clone(),
+                link: self.link.clone(),
+                metadata,
+                deadline: admitted.deadline,
+                request: admitted.checked,
+            },
+            ticket: admitted.ticket,
+            arrived: admitted.arrived,
+            out,
+            caller: self.stream.caller,
+            idle: self.stream.idle,
+            max_waiting_chars: self.max_text_chars,
+        }
+    }
+}
+
+/// A request past the door.
+struct Admitted {
+    checked: Checked,
+    ticket: Ticket,
+    arrived: Instant,
+    deadline: Option<Instant>,
+}
+
+impl Admitted {
+    fn span(&self, metadata: &MetadataMap) -> tracing::Span {
+        let (id, model) = (&self.checked.id, &self.checked.model.name);
+        let span = tracing::info_span!("synthesize", request_id = %id, model);
+        propagation::extract(&span, metadata);
+        span
+    }
+}
+
+fn count_refusal(failure: &Failure) {
+    metrics::counter!(metric::GATEWAY_REFUSALS, "reason" => failure.code.label()).increment(1);
+    tracing::debug!(%failure, "request refused");
 }

@@ -17,6 +17,10 @@ pub const DEFAULT_MAX_IN_FLIGHT: usize = 1024;
 pub const DEFAULT_DRAIN_SECONDS: u64 = 30;
 /// Default for a request's wait in a worker's queue.
 pub const DEFAULT_QUEUE_SECONDS: u64 = 120;
+/// Default for the text of one request: about twenty minutes of speech.
+pub const DEFAULT_MAX_TEXT_CHARS: usize = 20_000;
+/// Default for a caller of `StreamSynthesize` who sends nothing.
+pub const DEFAULT_IDLE_SECONDS: u64 = 60;
 /// Default for a caller who takes nothing.
 pub const DEFAULT_CALLER_SECONDS: u64 = 30;
 /// Largest request message: half a minute of reference clip in f32 at 48 kHz, with room.
@@ -38,6 +42,7 @@ mod environment {
     pub(super) const DRAIN_SECONDS: &str = "LANEWAY_GATEWAY_DRAIN_SECONDS";
     pub(super) const QUEUE_SECONDS: &str = "LANEWAY_GATEWAY_QUEUE_SECONDS";
     pub(super) const CALLER_SECONDS: &str = "LANEWAY_GATEWAY_CALLER_SECONDS";
+    pub(super) const IDLE_SECONDS: &str = "LANEWAY_GATEWAY_IDLE_SECONDS";
     pub(super) const NO_REFLECTION: &str = "LANEWAY_GATEWAY_NO_REFLECTION";
 }
 
@@ -56,9 +61,10 @@ pub struct GatewayArgs {
     /// Most requests in flight; more are answered RESOURCE_EXHAUSTED at once.
     #[arg(long, env = environment::MAX_IN_FLIGHT, default_value_t = DEFAULT_MAX_IN_FLIGHT)]
     pub max_in_flight: usize,
-    /// Longest text of one request, in characters, where that is less than what its deployment allows.
-    #[arg(long, env = environment::MAX_TEXT_CHARS)]
-    pub max_text_chars: Option<usize>,
+    /// Longest text of one request, and most that may wait in a stream of text, in characters. More than a model takes
+    /// in one go is spoken in parts of whole sentences.
+    #[arg(long, env = environment::MAX_TEXT_CHARS, default_value_t = DEFAULT_MAX_TEXT_CHARS)]
+    pub max_text_chars: usize,
     /// Seconds that running streams may take to finish after SIGTERM.
     #[arg(long, env = environment::DRAIN_SECONDS, default_value_t = DEFAULT_DRAIN_SECONDS)]
     pub drain_seconds: u64,
@@ -68,6 +74,9 @@ pub struct GatewayArgs {
     /// Seconds after which a caller who takes none of the audio that waits for it is given up.
     #[arg(long, env = environment::CALLER_SECONDS, default_value_t = DEFAULT_CALLER_SECONDS)]
     pub caller_seconds: u64,
+    /// Seconds after which a stream of text that nothing comes from, and that has nothing to speak, is ended.
+    #[arg(long, env = environment::IDLE_SECONDS, default_value_t = DEFAULT_IDLE_SECONDS)]
+    pub idle_seconds: u64,
     /// Do not serve gRPC reflection.
     #[arg(long, env = environment::NO_REFLECTION)]
     pub no_reflection: bool,
@@ -94,8 +103,8 @@ pub struct Config {
     pub discovery: DiscoveryConfig,
     /// Requests admitted at once.
     pub max_in_flight: NonZeroUsize,
-    /// Longest text in characters, whatever a deployment allows; its own limit without one.
-    pub max_text_chars: Option<usize>,
+    /// Longest text of a request, and most that may wait in a stream of text, in characters.
+    pub max_text_chars: usize,
     /// Largest request message in bytes.
     pub max_request_bytes: usize,
     /// How long running streams may go on once a drain began.
@@ -130,7 +139,8 @@ pub struct LinkConfig {
     pub poll_interval: Duration,
     /// Until a status or a cancel counts as unanswered.
     pub unary_timeout: Duration,
-    /// Streams that may wait for their readers in one connection. [`Config::build`] makes it what is admitted.
+    /// Streams that may wait for their readers in one connection. [`Config::build`] makes it what is
+    /// admitted may have.
     pub max_streams: NonZeroUsize,
 }
 
@@ -147,6 +157,8 @@ pub struct StreamConfig {
     pub stall: Duration,
     /// Until the caller takes a message: while the stream is full, and behind its end.
     pub caller: Duration,
+    /// Until a caller who sends a text in pieces sends one, with nothing left to speak.
+    pub idle: Duration,
 }
 
 impl Default for LinkConfig {
@@ -169,6 +181,7 @@ impl Default for StreamConfig {
             first_audio: Duration::from_secs(60),
             stall: Duration::from_secs(10),
             caller: Duration::from_secs(DEFAULT_CALLER_SECONDS),
+            idle: Duration::from_secs(DEFAULT_IDLE_SECONDS),
         }
     }
 }
@@ -180,7 +193,7 @@ impl Config {
             listen,
             discovery,
             max_in_flight: DEFAULT_STREAMS,
-            max_text_chars: None,
+            max_text_chars: DEFAULT_MAX_TEXT_CHARS,
             max_request_bytes: MAX_REQUEST_BYTES,
             drain_bound: Duration::from_secs(DEFAULT_DRAIN_SECONDS),
             reflection: true,
@@ -247,7 +260,7 @@ impl TryFrom<GatewayArgs> for Config {
                 "nothing would be admitted; write 1 or more".into(),
             );
         }
-        if args.max_text_chars == Some(0) {
+        if args.max_text_chars == 0 {
             refuse(
                 "--max-text-chars",
                 "0",
@@ -257,6 +270,7 @@ impl TryFrom<GatewayArgs> for Config {
         for (flag, seconds) in [
             ("--queue-seconds", args.queue_seconds),
             ("--caller-seconds", args.caller_seconds),
+            ("--idle-seconds", args.idle_seconds),
         ] {
             if seconds == 0 {
                 refuse(
@@ -275,6 +289,7 @@ impl TryFrom<GatewayArgs> for Config {
                 stream: StreamConfig {
                     queue: Duration::from_secs(args.queue_seconds),
                     caller: Duration::from_secs(args.caller_seconds),
+                    idle: Duration::from_secs(args.idle_seconds),
                     ..StreamConfig::default()
                 },
                 ..Self::new(listen, discovery)
@@ -318,11 +333,19 @@ mod tests {
 
     #[test]
     fn waits_are_as_stated() {
-        let config = checked(&["--queue-seconds", "7", "--caller-seconds", "9"]).unwrap();
+        let flags = [
+            "--queue-seconds",
+            "7",
+            "--caller-seconds",
+            "9",
+            "--idle-seconds",
+            "11",
+        ];
+        let stream = checked(&flags).unwrap().stream;
         let seconds = Duration::from_secs;
         assert_eq!(
-            (config.stream.queue, config.stream.caller),
-            (seconds(7), seconds(9))
+            (stream.queue, stream.caller, stream.idle),
+            (seconds(7), seconds(9), seconds(11))
         );
     }
 
@@ -341,6 +364,8 @@ mod tests {
             "0",
             "--caller-seconds",
             "0",
+            "--idle-seconds",
+            "0",
         ];
         let violations = checked(&flags).unwrap_err();
         let named: Vec<_> = violations
@@ -354,6 +379,7 @@ mod tests {
             ("--max-text-chars", "0"),
             ("--queue-seconds", "0"),
             ("--caller-seconds", "0"),
+            ("--idle-seconds", "0"),
         ];
         assert_eq!(named, want);
     }

@@ -23,11 +23,26 @@ const MAX_MESSAGES: usize = 16;
 /// Bytes of audio that wait for a slow caller; the chunk that reaches the bound may be over it.
 const MAX_BYTES: usize = 1 << 20;
 
+/// A message of a stream to a caller.
+pub(crate) trait Message: std::fmt::Debug + Send + Unpin + 'static {
+    /// Bytes of audio in it.
+    fn audio_bytes(&self) -> usize;
+}
+
+impl Message for v1::SynthesizeResponse {
+    fn audio_bytes(&self) -> usize {
+        match &self.event {
+            Some(v1::synthesize_response::Event::Chunk(chunk)) => chunk.audio.len(),
+            _ => 0,
+        }
+    }
+}
+
 /// How a stream ends.
 #[derive(Debug)]
-pub(crate) enum Last {
+pub(crate) enum Last<M = v1::SynthesizeResponse> {
     /// With its last message.
-    Message(v1::SynthesizeResponse),
+    Message(M),
     /// With a status that is not OK.
     Status(Status),
 }
@@ -45,47 +60,44 @@ pub(crate) enum Taken {
     End,
 }
 
-#[derive(Debug, Default)]
-struct Queue {
-    messages: VecDeque<v1::SynthesizeResponse>,
+#[derive(Debug)]
+struct Queue<M> {
+    messages: VecDeque<M>,
     n_bytes: usize,
-    end: End,
+    end: End<M>,
     /// The transport, when it found nothing.
     transport: Option<Waker>,
 }
 
-#[derive(Debug, Default)]
-enum End {
+#[derive(Debug)]
+enum End<M> {
     /// More comes.
-    #[default]
     Open,
     /// Behind the messages. The ticket goes when this is taken.
-    Queued(Last, Option<Ticket>),
+    Queued(Last<M>, Option<Ticket>),
     Taken,
 }
 
-impl Queue {
+impl<M: Message> Queue<M> {
     fn has_room(&self) -> bool {
         self.messages.len() < MAX_MESSAGES && self.n_bytes < MAX_BYTES
     }
 
-    fn put(&mut self, message: v1::SynthesizeResponse) -> Option<Waker> {
-        self.n_bytes += n_bytes(&message);
+    fn put(&mut self, message: M) -> Option<Waker> {
+        self.n_bytes += message.audio_bytes();
         self.messages.push_back(message);
         self.transport.take()
     }
 }
 
-fn n_bytes(message: &v1::SynthesizeResponse) -> usize {
-    match &message.event {
-        Some(v1::synthesize_response::Event::Chunk(chunk)) => chunk.audio.len(),
-        _ => 0,
-    }
-}
-
 /// The two halves of one stream to a caller.
-pub(crate) fn delivery() -> (Delivery, Outgoing) {
-    let queue = Arc::new(Mutex::new(Queue::default()));
+pub(crate) fn delivery<M: Message>() -> (Delivery<M>, Outgoing<M>) {
+    let queue = Arc::new(Mutex::new(Queue {
+        messages: VecDeque::new(),
+        n_bytes: 0,
+        end: End::Open,
+        transport: None,
+    }));
     let (taker, taken) = watch::channel(());
     let outgoing = Outgoing {
         queue: queue.clone(),
@@ -96,13 +108,13 @@ pub(crate) fn delivery() -> (Delivery, Outgoing) {
 
 /// The relay's half. Dropped before [`Delivery::end`], it ends the stream with an internal error.
 #[derive(Debug)]
-pub(crate) struct Delivery {
-    queue: Arc<Mutex<Queue>>,
+pub(crate) struct Delivery<M: Message = v1::SynthesizeResponse> {
+    queue: Arc<Mutex<Queue<M>>>,
     /// Changes whenever the transport has taken something, and closes when the caller leaves.
     taken: watch::Receiver<()>,
 }
 
-impl Drop for Delivery {
+impl<M: Message> Drop for Delivery<M> {
     fn drop(&mut self) {
         if matches!(self.queue.lock().end, End::Open) {
             self.end(Last::Status(Failure::internal().into()), None);
@@ -110,7 +122,7 @@ impl Drop for Delivery {
     }
 }
 
-impl Delivery {
+impl<M: Message> Delivery<M> {
     /// Wait until the caller has left.
     pub(crate) async fn gone(&self) {
         let mut taken = self.taken.clone();
@@ -135,14 +147,25 @@ impl Delivery {
     }
 
     /// Put a message in. Only with [`Delivery::room`].
-    pub(crate) fn put(&self, message: v1::SynthesizeResponse) {
+    pub(crate) fn put(&self, message: M) {
         let transport = self.queue.lock().put(message);
         wake(transport);
     }
 
+    /// Take the messages back that `unwanted` names and that the transport has not taken.
+    pub(crate) fn take_back(&self, unwanted: impl Fn(&M) -> bool) -> Vec<M> {
+        let mut queue = self.queue.lock();
+        let (back, kept) = std::mem::take(&mut queue.messages)
+            .into_iter()
+            .partition::<VecDeque<_>, _>(unwanted);
+        queue.n_bytes = kept.iter().map(M::audio_bytes).sum();
+        queue.messages = kept;
+        back.into()
+    }
+
     /// Nothing comes behind `last`, which frees `ticket` as it is taken: a caller who has seen the end finds its
     /// place and its id free.
-    pub(crate) fn end(&self, last: Last, ticket: Option<Ticket>) {
+    pub(crate) fn end(&self, last: Last<M>, ticket: Option<Ticket>) {
         let mut queue = self.queue.lock();
         queue.end = End::Queued(last, ticket);
         let transport = queue.transport.take();
@@ -171,7 +194,7 @@ impl Delivery {
     /// # Errors
     /// The caller left before the end.
     pub(crate) async fn taken(&mut self) -> Result<Taken, Gone> {
-        let ended = |queue: &Mutex<Queue>| matches!(queue.lock().end, End::Taken);
+        let ended = |queue: &Mutex<Queue<M>>| matches!(queue.lock().end, End::Taken);
         if ended(&self.queue) {
             return Ok(Taken::End);
         }
@@ -192,15 +215,15 @@ fn wake(transport: Option<Waker>) {
 
 /// What the caller reads. Dropping it tells the relay that the caller left.
 #[derive(Debug)]
-pub(crate) struct Outgoing {
-    queue: Arc<Mutex<Queue>>,
+pub(crate) struct Outgoing<M: Message = v1::SynthesizeResponse> {
+    queue: Arc<Mutex<Queue<M>>>,
     taker: watch::Sender<()>,
 }
 
-impl Drop for Outgoing {
+impl<M: Message> Drop for Outgoing<M> {
     fn drop(&mut self) {
         let mut queue = self.queue.lock();
-        let left = match std::mem::take(&mut queue.end) {
+        let left = match std::mem::replace(&mut queue.end, End::Open) {
             End::Taken => {
                 queue.end = End::Taken;
                 return;
@@ -212,13 +235,13 @@ impl Drop for Outgoing {
     }
 }
 
-impl Stream for Outgoing {
-    type Item = Result<v1::SynthesizeResponse, Status>;
+impl<M: Message> Stream for Outgoing<M> {
+    type Item = Result<M, Status>;
 
     fn poll_next(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         let mut queue = self.queue.lock();
         let item = if let Some(message) = queue.messages.pop_front() {
-            queue.n_bytes -= n_bytes(&message);
+            queue.n_bytes -= message.audio_bytes();
             Ok(message)
         } else {
             match std::mem::replace(&mut queue.end, End::Taken) {
@@ -289,11 +312,22 @@ mod tests {
     #[tokio::test]
     async fn what_waits_is_bounded_in_messages_and_in_bytes() {
         for (chunk_bytes, wanted) in [(100, MAX_MESSAGES), (MAX_BYTES / 4, 4), (3 * MAX_BYTES, 1)] {
-            let (delivery, mut outgoing) = delivery();
+            let (delivery, mut outgoing) = delivery::<v1::SynthesizeResponse>();
             assert_eq!(fill(&delivery, chunk_bytes), wanted);
             outgoing.next().await.unwrap().unwrap();
             assert_eq!(fill(&delivery, chunk_bytes), 1, "room for what was taken");
         }
+    }
+
+    #[tokio::test]
+    async fn what_is_taken_back_makes_room_and_the_rest_stays() {
+        let (delivery, mut outgoing) = delivery();
+        delivery.put(chunk(1));
+        assert_eq!(fill(&delivery, MAX_BYTES), 1);
+        let back = delivery.take_back(|message| message.audio_bytes() > 1);
+        assert_eq!(back, [chunk(MAX_BYTES)]);
+        assert_eq!(fill(&delivery, MAX_BYTES), 1, "room for what was taken back");
+        assert_eq!(outgoing.next().await.unwrap().unwrap(), chunk(1));
     }
 
     #[tokio::test]
@@ -354,7 +388,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_relay_that_dies_does_not_end_its_stream_well() {
-        let (delivery, mut outgoing) = delivery();
+        let (delivery, mut outgoing) = delivery::<v1::SynthesizeResponse>();
         let waiting = tokio::spawn(async move { outgoing.next().await });
         tokio::task::yield_now().await;
         drop(delivery);

@@ -1,56 +1,112 @@
-//! Samples as the caller asked for them.
+//! Samples as the caller asked for them, off the threads that others wait for.
 
-use bytes::{BufMut, Bytes, BytesMut};
-use laneway_audio::{WAV_HEADER_BYTES, WavLength, s16le_from_f32, wav_header};
+use bytes::Bytes;
+use laneway_audio::{AudioEncoder, AudioSpec, EncodeError, Encoding};
+use laneway_proto::v1;
 
-/// A format that is served.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Format {
-    PcmS16le,
-    PcmF32le,
-    Wav,
+/// Formats that are served, by their name on the wire.
+pub(crate) const FORMATS: [(v1::AudioFormat, Encoding); 6] = [
+    (v1::AudioFormat::PcmS16le, Encoding::PcmS16le),
+    (v1::AudioFormat::PcmF32le, Encoding::PcmF32le),
+    (v1::AudioFormat::Wav, Encoding::Wav),
+    (v1::AudioFormat::Opus, Encoding::OggOpus),
+    (v1::AudioFormat::Flac, Encoding::Flac),
+    (v1::AudioFormat::Mp3, Encoding::Mp3),
+];
+
+/// Rates that are served beside the model's own, in Hz.
+pub(crate) const SAMPLE_RATES: [u32; 6] = [8_000, 16_000, 22_050, 24_000, 44_100, 48_000];
+
+/// The name of an encoding on the wire.
+pub(crate) fn wire_format(encoding: Encoding) -> v1::AudioFormat {
+    FORMATS
+        .iter()
+        .find(|(_, each)| *each == encoding)
+        .map_or(v1::AudioFormat::Unspecified, |(format, _)| *format)
 }
 
 /// Encodes one stream.
 #[derive(Debug)]
 pub(crate) struct Encoder {
-    format: Format,
-    sample_rate: u32,
-    /// The container's header was sent.
-    begun: bool,
+    spec: AudioSpec,
+    /// Away while a chunk is encoded; gone when that failed.
+    state: Option<AudioEncoder>,
+}
+
+/// Samples or the end of them.
+enum Input {
+    Samples(Vec<f32>),
+    End,
 }
 
 impl Encoder {
-    pub(crate) fn new(format: Format, sample_rate: u32) -> Self {
-        Self {
-            format,
-            sample_rate,
-            begun: false,
-        }
+    /// For samples of `input_rate` Hz.
+    ///
+    /// # Errors
+    /// As [`AudioEncoder::new`].
+    pub(crate) fn new(spec: AudioSpec, input_rate: u32) -> Result<Self, EncodeError> {
+        Ok(Self {
+            spec,
+            state: Some(AudioEncoder::new(spec, input_rate)?),
+        })
     }
 
-    /// The next chunk. `payload` is `samples` as they came: f32 goes through uncopied.
-    pub(crate) fn chunk(&mut self, samples: &[f32], payload: Bytes) -> Bytes {
-        match self.format {
-            Format::PcmF32le => payload,
-            Format::PcmS16le => s16le_from_f32(samples).into(),
-            Format::Wav => {
-                let mut bytes = BytesMut::with_capacity(WAV_HEADER_BYTES + samples.len() * 2);
-                bytes.put(self.header());
-                bytes.put_slice(&s16le_from_f32(samples));
-                bytes.freeze()
-            }
-        }
+    pub(crate) fn spec(&self) -> AudioSpec {
+        self.spec
     }
 
-    /// What a stream without any audio still has to carry to be a file: the header of a WAV.
-    pub(crate) fn header(&mut self) -> Bytes {
-        let wanted = self.format == Format::Wav && !std::mem::replace(&mut self.begun, true);
-        if wanted {
-            Bytes::copy_from_slice(&wav_header(self.sample_rate, 1, WavLength::Streamed))
-        } else {
-            Bytes::new()
+    /// Samples so far, at the rate asked for.
+    pub(crate) fn n_samples(&self) -> u64 {
+        self.state.as_ref().map_or(0, AudioEncoder::n_samples)
+    }
+
+    /// The next chunk, which may be empty while a block fills. `payload` is `samples` as they came: floats that
+    /// nothing changes go through uncopied.
+    ///
+    /// # Errors
+    /// A library failed, which is a fault of ours.
+    pub(crate) async fn chunk(&mut self, samples: Vec<f32>, payload: Bytes) -> Result<Bytes, EncodeError> {
+        if let Some(state) = self.state.as_mut().filter(|state| state.passes_through()) {
+            state.passed(samples.len());
+            return Ok(payload);
         }
+        self.run(Input::Samples(samples)).await
+    }
+
+    /// What was held back, and what a stream without any audio still has to carry to be a file.
+    ///
+    /// # Errors
+    /// As [`Encoder::chunk`].
+    pub(crate) async fn finish(&mut self) -> Result<Bytes, EncodeError> {
+        self.run(Input::End).await
+    }
+
+    async fn run(&mut self, input: Input) -> Result<Bytes, EncodeError> {
+        let mut state = self.state.take().ok_or_else(|| lost("it failed before"))?;
+        let heavy = self.spec.encoding.is_compressed() || self.spec.speed != 1.0;
+        let work = move || {
+            let mut out = Vec::new();
+            match input {
+                Input::Samples(samples) => state.push(&samples, &mut out),
+                Input::End => state.finish(&mut out),
+            }?;
+            Ok((state, out))
+        };
+        // A second of audio takes milliseconds to compress: others wait for this thread.
+        let done = match heavy {
+            true => tokio::task::spawn_blocking(work).await.map_err(lost)?,
+            false => work(),
+        };
+        let (state, out) = done?;
+        self.state = Some(state);
+        Ok(out.into())
+    }
+}
+
+fn lost(problem: impl std::fmt::Display) -> EncodeError {
+    EncodeError::Library {
+        library: "encoder",
+        problem: problem.to_string(),
     }
 }
 
@@ -59,27 +115,57 @@ mod tests {
     use super::*;
     use laneway_proto::samples_to_bytes;
 
-    fn encoded(format: Format) -> Vec<Bytes> {
-        let mut encoder = Encoder::new(format, 24_000);
-        [[0.0, 1.0], [-1.0, 0.5]]
-            .iter()
-            .map(|samples| encoder.chunk(samples, samples_to_bytes(samples)))
-            .collect()
+    async fn encoded(encoding: Encoding) -> Vec<Bytes> {
+        let spec = AudioSpec {
+            encoding,
+            sample_rate: 24_000,
+            speed: 1.0,
+        };
+        let mut encoder = Encoder::new(spec, 24_000).unwrap();
+        let mut chunks = Vec::new();
+        for samples in [[0.0, 1.0], [-1.0, 0.5]] {
+            let payload = samples_to_bytes(&samples);
+            chunks.push(encoder.chunk(samples.to_vec(), payload).await.unwrap());
+        }
+        assert_eq!(encoder.n_samples(), 4);
+        chunks.push(encoder.finish().await.unwrap());
+        chunks
+    }
+
+    #[tokio::test]
+    async fn bytes_are_in_the_format_asked_for() {
+        let pcm = encoded(Encoding::PcmS16le).await;
+        assert_eq!(pcm[0][..], [0, 0, 0xff, 0x7f]);
+        assert_eq!(
+            encoded(Encoding::PcmF32le).await[1],
+            samples_to_bytes(&[-1.0, 0.5])
+        );
+        let wav = encoded(Encoding::Wav).await;
+        assert_eq!(wav[0][..4], *b"RIFF");
+        assert_eq!(wav[0][44..], pcm[0][..]);
+        assert_eq!(wav[1], pcm[1], "the header is sent once");
+        assert!(wav[2].is_empty());
+        for (encoding, magic) in [(Encoding::Flac, b"fLaC"), (Encoding::OggOpus, b"OggS")] {
+            assert_eq!(encoded(encoding).await.concat()[..4], *magic);
+        }
+        let mp3 = encoded(Encoding::Mp3).await.concat();
+        assert_eq!(
+            (mp3[0], mp3[1] & 0xe0),
+            (0xff, 0xe0),
+            "a frame starts with its sync word"
+        );
     }
 
     #[test]
-    fn bytes_are_in_the_format_asked_for() {
-        assert_eq!(encoded(Format::PcmS16le)[0][..], [0, 0, 0xff, 0x7f]);
-        assert_eq!(encoded(Format::PcmF32le)[1], samples_to_bytes(&[-1.0, 0.5]));
-        let wav = encoded(Format::Wav);
-        assert_eq!(wav[0][..44], wav_header(24_000, 1, WavLength::Streamed));
-        assert_eq!(wav[0][44..], encoded(Format::PcmS16le)[0][..]);
-        assert_eq!(wav[1], encoded(Format::PcmS16le)[1], "the header is sent once");
-    }
-
-    #[test]
-    fn only_a_wav_needs_a_header() {
-        assert_eq!(Encoder::new(Format::Wav, 24_000).header().len(), WAV_HEADER_BYTES);
-        assert!(Encoder::new(Format::PcmF32le, 24_000).header().is_empty());
+    fn every_format_of_the_wire_is_served() {
+        for format in 1..=6 {
+            let format = v1::AudioFormat::try_from(format).unwrap();
+            let (_, encoding) = FORMATS.iter().find(|(each, _)| *each == format).unwrap();
+            assert_eq!(wire_format(*encoding), format);
+        }
+        assert!(
+            v1::AudioFormat::try_from(7).is_err(),
+            "a new one belongs here too"
+        );
     }
 }

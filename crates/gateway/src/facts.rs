@@ -36,6 +36,7 @@ pub(crate) struct ModelFacts {
     pub(crate) languages: Vec<String>,
     pub(crate) sample_rate: u32,
     pub(crate) samples_per_frame: u32,
+    /// Characters that it speaks in one go.
     pub(crate) max_text_chars: usize,
     pub(crate) max_instruct_chars: usize,
     pub(crate) max_frames: u32,
@@ -175,6 +176,7 @@ impl From<&ModelFacts> for v1::ModelFacts {
                 max_frames: facts.max_frames,
                 max_chunk_frames: facts.max_chunk_frames,
                 max_reference_ms: facts.max_reference_ms,
+                max_utterance_chars: wire_size(facts.max_text_chars),
             }),
             takes_instruct: facts.takes_instruct,
             needs_instruct: facts.needs_instruct,
@@ -232,6 +234,7 @@ pub(crate) mod tests {
                 max_frames: 400,
                 max_chunk_frames: 25,
                 max_reference_ms: 5000,
+                max_utterance_chars: 100,
             }),
             takes_instruct: true,
             needs_instruct: false,

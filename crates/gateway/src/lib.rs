@@ -1,6 +1,6 @@
 //! The public API: admission, validation, routing and the life of a stream between a caller and a worker.
 //!
-//! A request's path: a shape of the API (`speech`) hands it to `api`, which refuses or admits it; `validate` makes
+//! A request's path: a shape of the API (`speech`, `http`) hands it to `api`, which refuses or admits it; `validate` makes
 //! it a checked request, and `relay` owns it from then on: it asks `routing` for a worker, passes audio on, and ends
 //! on whatever comes first of the last message, a failure, the deadline, a cancel, or a caller who left. What the
 //! caller has yet to take waits in `delivery`.
@@ -16,11 +16,14 @@ mod drain;
 mod encode;
 mod facts;
 mod health;
+mod http;
 mod progress;
 mod readable;
 mod relay;
 mod routing;
+mod sentences;
 mod server;
+mod session;
 mod speech;
 mod validate;
 

@@ -14,7 +14,6 @@ const AUDIBLE: f32 = 0.005;
 pub(crate) struct Progress {
     arrived: Instant,
     sample_rate: u32,
-    chunks: u32,
     samples: u64,
     first_audio: Option<Duration>,
     first_audible: Option<Duration>,
@@ -39,7 +38,6 @@ impl Progress {
         Self {
             arrived,
             sample_rate,
-            chunks: 0,
             samples: 0,
             first_audio: None,
             first_audible: None,
@@ -58,13 +56,8 @@ impl Progress {
         self.samples
     }
 
-    /// Seconds of audio passed on.
-    pub(crate) fn seconds(&self) -> f64 {
-        self.samples as f64 / f64::from(self.sample_rate)
-    }
-
-    /// Take in a chunk that is passed on `now`. Returns its index.
-    pub(crate) fn chunk(&mut self, samples: &[f32], now: Instant) -> u32 {
+    /// Take in a chunk that is passed on `now`.
+    pub(crate) fn chunk(&mut self, samples: &[f32], now: Instant) {
         let since = now - self.arrived;
         if self.first_audio.is_none() {
             self.first_audio = Some(since);
@@ -85,8 +78,6 @@ impl Progress {
         }
         self.samples += samples.len() as u64;
         metrics::counter!(metric::GATEWAY_AUDIO_SAMPLES).increment(samples.len() as u64);
-        self.chunks += 1;
-        self.chunks - 1
     }
 
     /// A listener who plays from the first chunk on hears a sample when its chunk is there and everything
@@ -119,10 +110,10 @@ mod tests {
         let arrived = Instant::now();
         let mut progress = Progress::new(arrived, 1000);
         assert!(!progress.begun());
-        assert_eq!(progress.chunk(&[0.0; 100], arrived + 50 * MS), 0);
+        progress.chunk(&[0.0; 100], arrived + 50 * MS);
         let mut second = [0.0; 100];
         second[30] = -0.5;
-        assert_eq!(progress.chunk(&second, arrived + 70 * MS), 1);
+        progress.chunk(&second, arrived + 70 * MS);
         let timings = progress.timings(arrived + 90 * MS);
         assert_eq!(timings.first_audio_us, 50_000);
         assert_eq!(
@@ -131,7 +122,7 @@ mod tests {
             "it plays behind 130 ms of audio"
         );
         assert_eq!(timings.total_us, 90_000);
-        assert_eq!((progress.samples(), progress.seconds()), (200, 0.2));
+        assert_eq!(progress.samples(), 200);
     }
 
     #[test]

@@ -8,7 +8,9 @@
 
 use std::time::Duration;
 
-use laneway_proto::{ErrorCode, Failure, RequestId, WorkerId, grpc_timeout, samples_from_bytes, v1};
+use bytes::Bytes;
+use laneway_audio::EncodeError;
+use laneway_proto::{ErrorCode, Failure, RequestId, WorkerId, samples_from_bytes, v1};
 use laneway_telemetry::{metric, propagation};
 use tokio::time::Instant;
 use tokio_util::task::AbortOnDropHandle;
@@ -20,8 +22,8 @@ use v1::worker_synthesize_response::Event as Received;
 
 use crate::admission::{Signal, Ticket};
 use crate::config::{LinkConfig, StreamConfig};
-use crate::delivery::{Delivery, Last, Taken};
-use crate::encode::{Encoder, Format};
+use crate::delivery::{Delivery, Last, Message, Taken};
+use crate::encode::{Encoder, wire_format};
 use crate::progress::Progress;
 use crate::routing::{Assignment, RETRY_AFTER, Router, overloaded};
 use crate::validate::Checked;
@@ -50,6 +52,8 @@ pub(crate) struct Relay {
     pub(crate) link: LinkConfig,
     /// When the request arrived.
     pub(crate) arrived: Instant,
+    /// When it has to have ended.
+    pub(crate) deadline: Option<Instant>,
     /// Metadata that the caller sent.
     pub(crate) metadata: MetadataMap,
     /// To the caller.
@@ -58,7 +62,7 @@ pub(crate) struct Relay {
 
 /// What ends a relay other than its worker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Interrupt {
+pub(crate) enum Interrupt {
     /// The caller left.
     Gone,
     /// The caller's deadline passed.
@@ -82,9 +86,9 @@ enum Failed {
 
 /// How the worker's part of a stream ended.
 #[derive(Debug)]
-enum Ended {
+pub(crate) enum Ended<M = v1::SynthesizeResponse> {
     /// With this last message.
-    Well(v1::SynthesizeResponse),
+    Well(M),
     /// What was made is still delivered.
     Failed(Failure),
     /// What was not taken yet is dropped.
@@ -93,9 +97,18 @@ enum Ended {
 
 /// Run a request to its end.
 pub(crate) async fn run(relay: Relay, checked: Checked) {
+    let encoder = match Encoder::new(checked.audio, checked.model.sample_rate) {
+        Ok(encoder) => encoder,
+        Err(error) => {
+            // It was validated. Dropping the delivery tells the caller of an internal error.
+            tracing::error!(%error, "no encoder for a request that was validated");
+            return;
+        }
+    };
     let mut state = State {
-        deadline: grpc_timeout(&relay.metadata).map(|timeout| relay.arrived + timeout),
-        encoder: Encoder::new(checked.format, checked.model.sample_rate),
+        deadline: relay.deadline,
+        encoder,
+        n_chunks: 0,
         progress: Progress::new(relay.arrived, checked.model.sample_rate),
         accepted: false,
         prompt_positions: 0,
@@ -104,7 +117,8 @@ pub(crate) async fn run(relay: Relay, checked: Checked) {
     };
     let ended = state.route().await;
     let (samples, arrived) = (state.progress.samples(), state.relay.arrived);
-    let label = match state.deliver(ended).await {
+    let State { relay, deadline, .. } = state;
+    let label = match deliver(relay.ticket, relay.out, relay.stream.caller, deadline, ended).await {
         Ok(()) => "ok",
         Err(code) => code.label(),
     };
@@ -117,11 +131,57 @@ pub(crate) async fn run(relay: Relay, checked: Checked) {
     );
 }
 
+/// Hand over the end, behind what waits, and wait until it was taken, for at most `caller` between two messages.
+///
+/// # Errors
+/// What the caller was told, or would have been.
+pub(crate) async fn deliver<M: Message>(
+    ticket: Ticket,
+    mut out: Delivery<M>,
+    caller: Duration,
+    deadline: Option<Instant>,
+    ended: Ended<M>,
+) -> Result<(), ErrorCode> {
+    let mut signal = ticket.signal.clone();
+    let (last, outcome) = match ended {
+        Ended::Cut(failure) => {
+            let code = failure.code;
+            // Before the status can be seen: a caller who goes on at once finds its place free.
+            drop(ticket);
+            out.give_up(failure.into());
+            return Err(code);
+        }
+        Ended::Well(message) => (Last::Message(message), Ok(())),
+        Ended::Failed(failure) => (Last::Status(failure.clone().into()), Err(failure.code)),
+    };
+    out.end(last, Some(ticket));
+    loop {
+        let interrupt = tokio::select! {
+            biased;
+            taken = out.taken() => match taken {
+                Ok(Taken::More) => continue,
+                Ok(Taken::End) => return outcome,
+                Err(_) => Interrupt::Gone,
+            },
+            // When the ticket is gone, so is the end.
+            Ok(raised) = signal.wait_for(|signal| *signal > Signal::Stop) => Interrupt::Signal(*raised),
+            () = sleep_until(deadline) => Interrupt::Deadline,
+            () = tokio::time::sleep(caller) => Interrupt::Patience,
+        };
+        let failure = cut(interrupt);
+        let code = failure.code;
+        out.give_up(failure.into());
+        return outcome.and(Err(code));
+    }
+}
+
 struct State {
     relay: Relay,
     checked: Checked,
     deadline: Option<Instant>,
     encoder: Encoder,
+    /// Chunks that the caller was sent: fewer than came while the encoder holds samples back.
+    n_chunks: u32,
     progress: Progress,
     /// `Accepted` was sent.
     accepted: bool,
@@ -243,17 +303,13 @@ impl State {
             return Ok(());
         }
         self.accepted = true;
-        let format = match self.checked.format {
-            Format::PcmS16le => v1::AudioFormat::PcmS16le,
-            Format::PcmF32le => v1::AudioFormat::PcmF32le,
-            Format::Wav => v1::AudioFormat::Wav,
-        };
+        let audio = self.encoder.spec();
         let accepted = v1::Accepted {
             request_id: self.relay.ticket.id.to_string(),
             model: self.checked.model.name.clone(),
             seed: self.checked.wire.seed,
-            format: format.into(),
-            sample_rate: self.checked.model.sample_rate,
+            format: wire_format(audio.encoding).into(),
+            sample_rate: audio.sample_rate,
             channels: 1,
         };
         self.send(Sent::Accepted(accepted)).await
@@ -268,15 +324,31 @@ impl State {
         if samples.is_empty() {
             return Ok(());
         }
-        let sample_offset = audio.sample_offset;
-        let index = self.progress.chunk(&samples, Instant::now());
-        let audio = self.encoder.chunk(&samples, audio.samples);
-        let chunk = v1::AudioChunk {
+        self.progress.chunk(&samples, Instant::now());
+        let sample_offset = self.encoder.n_samples();
+        let audio = self
+            .encoder
+            .chunk(samples, audio.samples)
+            .await
+            .map_err(|error| Failed::Here(not_encoded(&error)))?;
+        self.send_audio(sample_offset, audio)
+            .await
+            .map_err(Failed::Interrupted)
+    }
+
+    /// The next chunk to the caller, if there is anything in it.
+    async fn send_audio(&mut self, sample_offset: u64, audio: Bytes) -> Result<(), Interrupt> {
+        if audio.is_empty() {
+            return Ok(());
+        }
+        let index = self.n_chunks;
+        self.n_chunks += 1;
+        self.send(Sent::Chunk(v1::AudioChunk {
             index,
             sample_offset,
             audio,
-        };
-        self.send(Sent::Chunk(chunk)).await.map_err(Failed::Interrupted)
+        }))
+        .await
     }
 
     async fn finish(
@@ -297,10 +369,7 @@ impl State {
             );
             return Err(broken(assignment, &problem));
         }
-        let last = self
-            .last(reason, finished.frames)
-            .await
-            .map_err(Failed::Interrupted)?;
+        let last = self.last(reason, finished.frames).await?;
         // Reading to the end lets the connection close the stream instead of resetting it.
         let _ = tokio::time::timeout(CLOSING, events.message()).await;
         Ok(last)
@@ -311,25 +380,23 @@ impl State {
         &mut self,
         reason: v1::FinishReason,
         frames: u32,
-    ) -> Result<v1::SynthesizeResponse, Interrupt> {
-        self.accept().await?;
-        if !self.progress.begun() {
-            let audio = self.encoder.header();
-            if !audio.is_empty() {
-                self.send(Sent::Chunk(v1::AudioChunk {
-                    index: 0,
-                    sample_offset: 0,
-                    audio,
-                }))
-                .await?;
-            }
-        }
-        let samples = self.progress.samples();
+    ) -> Result<v1::SynthesizeResponse, Failed> {
+        self.accept().await.map_err(Failed::Interrupted)?;
+        let sample_offset = self.encoder.n_samples();
+        let rest = self
+            .encoder
+            .finish()
+            .await
+            .map_err(|error| Failed::Here(not_encoded(&error)))?;
+        self.send_audio(sample_offset, rest)
+            .await
+            .map_err(Failed::Interrupted)?;
+        let samples = self.encoder.n_samples();
         let finished = v1::SynthesisFinished {
             reason: reason.into(),
             frames,
             samples,
-            seconds: self.progress.seconds(),
+            seconds: samples as f64 / f64::from(self.encoder.spec().sample_rate),
             timings: Some(self.progress.timings(Instant::now())),
             prompt_positions: self.prompt_positions,
         };
@@ -337,47 +404,6 @@ impl State {
         Ok(v1::SynthesizeResponse {
             event: Some(Sent::Finished(finished)),
         })
-    }
-
-    /// Hand over the end, behind what waits, and wait until it was taken.
-    async fn deliver(self, ended: Ended) -> Result<(), ErrorCode> {
-        let Relay {
-            ticket,
-            mut out,
-            stream,
-            ..
-        } = self.relay;
-        let mut signal = ticket.signal.clone();
-        let (last, outcome) = match ended {
-            Ended::Cut(failure) => {
-                let code = failure.code;
-                // Before the status can be seen: a caller who goes on at once finds its place free.
-                drop(ticket);
-                out.give_up(failure.into());
-                return Err(code);
-            }
-            Ended::Well(message) => (Last::Message(message), Ok(())),
-            Ended::Failed(failure) => (Last::Status(failure.clone().into()), Err(failure.code)),
-        };
-        out.end(last, Some(ticket));
-        loop {
-            let interrupt = tokio::select! {
-                biased;
-                taken = out.taken() => match taken {
-                    Ok(Taken::More) => continue,
-                    Ok(Taken::End) => return outcome,
-                    Err(_) => Interrupt::Gone,
-                },
-                // When the ticket is gone, so is the end.
-                Ok(raised) = signal.wait_for(|signal| *signal > Signal::Stop) => Interrupt::Signal(*raised),
-                () = sleep_until(self.deadline) => Interrupt::Deadline,
-                () = tokio::time::sleep(stream.caller) => Interrupt::Patience,
-            };
-            let failure = cut(interrupt);
-            let code = failure.code;
-            out.give_up(failure.into());
-            return outcome.and(Err(code));
-        }
     }
 
     async fn send(&self, event: Sent) -> Result<(), Interrupt> {
@@ -482,13 +508,14 @@ impl State {
         metrics::counter!(metric::GATEWAY_CANCELS, "by" => "stop").increment(1);
         match self.last(v1::FinishReason::Stopped, 0).await {
             Ok(last) => Ended::Well(last),
-            Err(interrupt) => Ended::Cut(cut(interrupt)),
+            Err(Failed::Interrupted(interrupt)) => Ended::Cut(cut(interrupt)),
+            Err(Failed::Here(failure) | Failed::Elsewhere(failure)) => Ended::Failed(failure),
         }
     }
 }
 
 /// What ends a stream early, as its caller is told. Counts it.
-fn cut(interrupt: Interrupt) -> Failure {
+pub(crate) fn cut(interrupt: Interrupt) -> Failure {
     let (by, code, message) = match interrupt {
         Interrupt::Gone => ("client", ErrorCode::Cancelled, "the caller left"),
         Interrupt::Patience => (
@@ -514,6 +541,12 @@ fn worker_request_id(id: &RequestId) -> String {
     format!("{shown}.{:08x}", rand::random::<u32>())
 }
 
+/// Samples that cannot be encoded: nobody's fault but ours.
+pub(crate) fn not_encoded(error: &EncodeError) -> Failure {
+    tracing::error!(%error, "audio not encoded");
+    Failure::internal()
+}
+
 fn worker_lost() -> Failure {
     Failure::new(ErrorCode::WorkerLost, "the worker that ran the request is gone").retry_after(RETRY_AFTER)
 }
@@ -524,7 +557,8 @@ fn broken(assignment: &Assignment, problem: &str) -> Failed {
     Failed::Here(Failure::internal())
 }
 
-async fn sleep_until(deadline: Option<Instant>) {
+/// Never without a deadline.
+pub(crate) async fn sleep_until(deadline: Option<Instant>) {
     match deadline {
         Some(deadline) => tokio::time::sleep_until(deadline).await,
         None => std::future::pending().await,

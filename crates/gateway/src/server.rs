@@ -1,9 +1,11 @@
 //! A gateway built from its configuration: bound first, served when asked.
 
 use std::net::SocketAddr;
+use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures::StreamExt as _;
 use laneway_proto::FILE_DESCRIPTOR_SET;
 use laneway_proto::v1::models_server::ModelsServer;
 use laneway_proto::v1::requests_server::RequestsServer;
@@ -12,19 +14,21 @@ use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
+use tonic::service::Routes;
 use tonic::transport::Server;
 use tonic::transport::server::TcpIncoming;
+use tonic_web::GrpcWebLayer;
 
 use crate::admission::Admission;
 use crate::api::Api;
 use crate::config::Config;
 use crate::drain::{Shutdown, drained};
+use crate::http::connection::{Connection, GREETING_TIMEOUT};
+use crate::http::headers::MAX_HEADER_BYTES;
 use crate::readable::Readable;
 use crate::routing::{Roster, Router, run_roster};
-use crate::{discovery, health};
-
-/// Largest block of headers that a caller may send.
-const MAX_HEADER_BYTES: u32 = 16 * 1024;
+use crate::session::UTTERANCES_AT_ONCE;
+use crate::{discovery, health, http};
 
 /// Calls of one connection beyond the requests that are admitted. Without this room a caller's excess would wait
 /// unanswered in its own library, and so would its health checks and cancels.
@@ -88,7 +92,8 @@ impl Config {
         };
         let listener = TcpListener::bind(self.listen).await.map_err(bind)?;
         let address = listener.local_addr().map_err(bind)?;
-        self.link.max_streams = self.max_in_flight;
+        let at_once = NonZeroUsize::MIN.saturating_add(UTTERANCES_AT_ONCE - 1);
+        self.link.max_streams = self.max_in_flight.saturating_mul(at_once);
         Ok(Gateway {
             config: self,
             listener,
@@ -135,6 +140,7 @@ impl Gateway {
             stopped.clone(),
         )));
 
+        let write_timeout = config.stream.caller;
         let api = Api {
             admission: admission.clone(),
             router: Router::new(roster),
@@ -158,19 +164,34 @@ impl Gateway {
             (None, None)
         };
         let speech = SpeechServer::new(api.clone()).max_decoding_message_size(config.max_request_bytes);
+        let grpc = Routes::from(axum::Router::new())
+            .add_service(Readable(speech))
+            .add_service(Readable(ModelsServer::new(api.clone())))
+            .add_service(Readable(RequestsServer::new(api.clone())))
+            .add_service(health_service);
+        let grpc = match v1.transpose()? {
+            Some(reflection) => grpc.add_service(reflection),
+            None => grpc,
+        };
+        let grpc = match v1alpha.transpose()? {
+            Some(reflection) => grpc.add_service(reflection),
+            None => grpc,
+        };
+        // Browsers speak gRPC-Web to the same services; everything else goes by them.
+        let routes = grpc.into_axum_router().layer(GrpcWebLayer::new());
+        let routes = Routes::from(routes.merge(http::router(api)));
+        let incoming = TcpIncoming::from(self.listener).with_nodelay(Some(true));
         let server = Server::builder()
+            .accept_http1(true)
             .tcp_nodelay(true)
             .http2_max_header_list_size(MAX_HEADER_BYTES)
             .max_concurrent_streams(admission.n_permits().saturating_add(EXTRA_CALLS))
             .http2_keepalive_interval(Some(CALLER_KEEP_ALIVE))
-            .add_service(Readable(speech))
-            .add_service(Readable(ModelsServer::new(api.clone())))
-            .add_service(Readable(RequestsServer::new(api)))
-            .add_service(health_service)
-            .add_optional_service(v1.transpose()?)
-            .add_optional_service(v1alpha.transpose()?)
+            .add_routes(routes.prepare())
             .serve_with_incoming_shutdown(
-                TcpIncoming::from(self.listener).with_nodelay(Some(true)),
+                incoming.map(move |stream| {
+                    stream.map(|stream| Connection::new(stream, GREETING_TIMEOUT, write_timeout))
+                }),
                 stopped.clone().cancelled_owned(),
             );
         let drained = async {

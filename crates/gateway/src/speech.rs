@@ -3,16 +3,20 @@
 //! A handler refuses or hands over; it never waits for a worker.
 
 use std::sync::Arc;
+use std::time::Duration;
 
+use futures::StreamExt as _;
 use laneway_proto::{ErrorCode, Failure, RequestId, v1};
-use tonic::{Request, Response, Status};
+use tonic::{Request, Response, Status, Streaming};
 use v1::models_server::Models;
 use v1::requests_server::Requests;
 use v1::speech_server::Speech;
+use v1::stream_synthesize_request::Message as Sent;
 
 use crate::admission::Signal;
 use crate::api::Api;
 use crate::delivery::Outgoing;
+use crate::session::Command;
 use crate::validate;
 
 #[tonic::async_trait]
@@ -25,6 +29,28 @@ impl Speech for Api {
     ) -> Result<Response<Self::SynthesizeStream>, Status> {
         let (metadata, _, request) = request.into_parts();
         Ok(Response::new(self.speak(request, metadata)?))
+    }
+
+    type StreamSynthesizeStream = Outgoing<v1::StreamSynthesizeResponse>;
+
+    async fn stream_synthesize(
+        &self,
+        request: Request<Streaming<v1::StreamSynthesizeRequest>>,
+    ) -> Result<Response<Self::StreamSynthesizeStream>, Status> {
+        let (metadata, _, mut requests) = request.into_parts();
+        let first = first_message(&mut requests, self.stream.idle).await?;
+        let Some(Sent::Start(start)) = first.and_then(|first| first.message) else {
+            return Err(of_message("the first message has to be a `start`").into());
+        };
+        let commands = requests.map(|request| match request {
+            Ok(request) => command(request),
+            Err(status) => Err(unreadable(&status)),
+        });
+        Ok(Response::new(self.converse(
+            start,
+            metadata,
+            Box::pin(commands),
+        )?))
     }
 
     async fn list_voices(
@@ -54,10 +80,15 @@ impl Models for Api {
         _request: Request<v1::ListModelsRequest>,
     ) -> Result<Response<v1::ListModelsResponse>, Status> {
         let models = self.router.models();
-        let models = models
-            .iter()
-            .map(|model| v1::ModelFacts::from(&**model))
-            .collect();
+        let facts = |model: &Arc<crate::facts::ModelFacts>| {
+            let mut facts = v1::ModelFacts::from(&**model);
+            if let Some(limits) = &mut facts.limits {
+                // What a request may hold is the gateway's to say: it parts what a model does not take in one go.
+                limits.max_text_chars = u32::try_from(self.max_text_chars).unwrap_or(u32::MAX);
+            }
+            facts
+        };
+        let models = models.iter().map(facts).collect();
         Ok(Response::new(v1::ListModelsResponse { models }))
     }
 }
@@ -85,5 +116,53 @@ impl Requests for Api {
         })?;
         self.admission.signal(&id, signal)?;
         Ok(Response::new(v1::CancelResponse {}))
+    }
+}
+
+/// The message that says what a stream of them is about, which has to come soon: until then nothing is admitted.
+///
+/// # Errors
+/// `InvalidArgument`, `DeadlineExceeded`.
+pub(crate) async fn first_message<M>(
+    requests: &mut Streaming<M>,
+    patience: Duration,
+) -> Result<Option<M>, Failure> {
+    match tokio::time::timeout(patience, requests.message()).await {
+        Ok(Ok(first)) => Ok(first),
+        Ok(Err(status)) => Err(unreadable(&status)),
+        Err(_) => {
+            let message = format!("no message came for {} seconds", patience.as_secs_f64());
+            Err(Failure::new(ErrorCode::DeadlineExceeded, message))
+        }
+    }
+}
+
+/// What a stream of requests that cannot be read on means.
+pub(crate) fn unreadable(status: &Status) -> Failure {
+    match status.code() {
+        tonic::Code::Cancelled => Failure::new(ErrorCode::Cancelled, "the caller left"),
+        tonic::Code::OutOfRange => Failure::new(
+            ErrorCode::RequestTooLarge,
+            format!("a message cannot be read: {}", status.message()),
+        ),
+        _ => Failure::new(
+            ErrorCode::InvalidArgument,
+            "a message of the stream cannot be read",
+        ),
+    }
+}
+
+fn of_message(problem: &str) -> Failure {
+    Failure::of_field(ErrorCode::InvalidArgument, "message", problem)
+}
+
+fn command(request: v1::StreamSynthesizeRequest) -> Result<Command, Failure> {
+    match request.message {
+        Some(Sent::Text(text)) => Ok(Command::Text(text)),
+        Some(Sent::Flush(_)) => Ok(Command::Flush),
+        Some(Sent::Cancel(_)) => Ok(Command::Cancel),
+        Some(Sent::End(_)) => Ok(Command::End),
+        Some(Sent::Start(_)) => Err(of_message("only the first message is a `start`")),
+        None => Err(of_message("nothing is set; there are: text, flush, cancel, end")),
     }
 }

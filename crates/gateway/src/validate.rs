@@ -4,11 +4,12 @@
 use std::fmt::Display;
 use std::sync::Arc;
 
-use laneway_audio::{ClipLimits, read_raw_f32, read_wav};
+use laneway_audio::{AudioSpec, ClipLimits, Encoding, SPEED_RANGE, read_raw_f32, read_wav};
 use laneway_proto::{ErrorCode, Failure, RequestId, Violation, samples_to_bytes, v1};
 
-use crate::encode::Format;
+use crate::encode::{FORMATS, SAMPLE_RATES};
 use crate::facts::ModelFacts;
+use crate::sentences;
 
 #[cfg(test)]
 mod tests;
@@ -21,17 +22,37 @@ const MAX_RAMP: usize = 64;
 pub(crate) struct Checked {
     pub(crate) id: RequestId,
     pub(crate) model: Arc<ModelFacts>,
-    pub(crate) format: Format,
+    pub(crate) audio: AudioSpec,
     /// What the worker is sent.
     pub(crate) wire: v1::WorkerSynthesizeRequest,
+    /// The text where the model does not take it in one go, for one utterance each; empty otherwise.
+    pub(crate) parts: Vec<String>,
+}
+
+/// What `text` of a request is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Text {
+    /// All that is spoken.
+    Whole,
+    /// The first piece, and more comes.
+    Piece,
+}
+
+/// Longest utterance of a text that is spoken in parts. A model drifts in a long one, so a part is no longer than it
+/// needs to be for the melody of a paragraph.
+const MAX_PART_CHARS: usize = 400;
+
+/// Characters of one utterance where a text is spoken in parts.
+pub(crate) fn part_chars(model: &ModelFacts) -> usize {
+    model.max_text_chars.min(MAX_PART_CHARS)
 }
 
 /// Violations in the order of the fields. The first one decides the status code.
 #[derive(Debug, Default)]
-struct Violations(Vec<(ErrorCode, Violation)>);
+pub(crate) struct Violations(Vec<(ErrorCode, Violation)>);
 
 impl Violations {
-    fn add(&mut self, code: ErrorCode, field: &str, description: impl Into<String>) {
+    pub(crate) fn add(&mut self, code: ErrorCode, field: &str, description: impl Into<String>) {
         self.0.push((
             code,
             Violation {
@@ -41,7 +62,7 @@ impl Violations {
         ));
     }
 
-    fn into_result(self) -> Result<(), Failure> {
+    pub(crate) fn into_result(self) -> Result<(), Failure> {
         let Some((code, _)) = self.0.first() else {
             return Ok(());
         };
@@ -60,14 +81,52 @@ impl Violations {
     }
 }
 
-/// Check a request against the models that are served, and against the gateway's own limit for texts if it has one.
+/// Check a request against the models that are served, and against the gateway's limit for texts.
 ///
 /// # Errors
 /// One failure with every violation; `NoWorker` when nothing is served at all.
 pub(crate) fn check(
     request: v1::SynthesizeRequest,
     models: &[Arc<ModelFacts>],
-    max_text_chars: Option<usize>,
+    max_text_chars: usize,
+) -> Result<Checked, Failure> {
+    check_request(request, models, max_text_chars, Text::Whole)
+}
+
+/// The same for a request whose text comes in pieces, of which the first may be in it.
+///
+/// # Errors
+/// As [`check`].
+pub(crate) fn check_start(
+    request: v1::SynthesizeRequest,
+    models: &[Arc<ModelFacts>],
+    max_text_chars: usize,
+) -> Result<Checked, Failure> {
+    check_request(request, models, max_text_chars, Text::Piece)
+}
+
+/// Check a piece of text, of which `n_waiting` characters wait already.
+///
+/// # Errors
+/// `InvalidText`, `TextTooLong`.
+pub(crate) fn check_piece(piece: &str, n_waiting: usize, max_text_chars: usize) -> Result<(), Failure> {
+    let mut violations = Violations::default();
+    check_text("text", piece, &mut violations);
+    let n_chars = n_waiting + piece.chars().count();
+    if n_chars > max_text_chars {
+        let problem = format!(
+            "{n_chars} characters wait to be spoken, over the limit of {max_text_chars}; send no faster than it is spoken"
+        );
+        violations.add(ErrorCode::TextTooLong, "text", problem);
+    }
+    violations.into_result()
+}
+
+fn check_request(
+    request: v1::SynthesizeRequest,
+    models: &[Arc<ModelFacts>],
+    max_text_chars: usize,
+    text: Text,
 ) -> Result<Checked, Failure> {
     let mut violations = Violations::default();
     let id = match request.request_id.as_str() {
@@ -77,7 +136,7 @@ pub(crate) fn check(
             .ok(),
     };
     check_text("text", &request.text, &mut violations);
-    if !request.text.chars().any(char::is_alphanumeric) {
+    if text == Text::Whole && !sentences::is_speakable(&request.text) {
         let problem = "there is no letter and no digit to speak";
         violations.add(ErrorCode::InvalidText, "text", problem);
     }
@@ -92,8 +151,8 @@ pub(crate) fn check(
         violations.into_result()?;
         return Err(Failure::internal());
     };
-    let limit = model.max_text_chars.min(max_text_chars.unwrap_or(usize::MAX));
-    check_length("text", &request.text, limit, &mut violations);
+    check_length("text", &request.text, max_text_chars, &mut violations);
+    let one_go = text == Text::Piece || request.text.chars().count() <= model.max_text_chars;
     let voice = check_voice(&request.voice, &model, &mut violations);
     let language = check_language(&request.language, &model, &mut violations);
     check_instruct(&request.instruct, &model, &mut violations);
@@ -118,15 +177,15 @@ pub(crate) fn check(
         .and_then(|sampling| sampling.exact_frames)
     {
         check_exact_frames(frames, request.max_frames, &model, &mut violations);
+        if !one_go {
+            let problem = format!(
+                "it is for one utterance, and a text of more than {} characters is spoken in parts; leave it out",
+                model.max_text_chars
+            );
+            violations.add(ErrorCode::UnsupportedField, "sampling.exact_frames", problem);
+        }
     }
-    let format = check_format(request.format, &mut violations);
-    if request.sample_rate != 0 && request.sample_rate != model.sample_rate {
-        let problem = format!(
-            "{} Hz is not served; there is: {} Hz",
-            request.sample_rate, model.sample_rate
-        );
-        violations.add(ErrorCode::UnsupportedSampleRate, "sample_rate", problem);
-    }
+    let audio = check_audio(&request, &model, &mut violations);
     if v1::TextLayout::try_from(request.layout).is_err() {
         let problem = format!(
             "{} is not a layout; there are: 0, streamed (1), whole (2)",
@@ -137,8 +196,13 @@ pub(crate) fn check(
     let reference = check_reference(request.reference, &model, &mut violations);
 
     violations.into_result()?;
-    let (Some(id), Some(format)) = (id, format) else {
+    let (Some(id), Some(audio)) = (id, audio) else {
         return Err(Failure::internal());
+    };
+    let parts = if one_go {
+        Vec::new()
+    } else {
+        sentences::parts(&request.text, part_chars(&model))
     };
     let wire = v1::WorkerSynthesizeRequest {
         request_id: id.to_string(),
@@ -157,8 +221,9 @@ pub(crate) fn check(
     Ok(Checked {
         id,
         model,
-        format,
+        audio,
         wire,
+        parts,
     })
 }
 
@@ -174,7 +239,8 @@ pub(crate) fn find_model(name: &str, models: &[Arc<ModelFacts>]) -> Result<Arc<M
     }
 }
 
-fn random_request_id() -> RequestId {
+/// An id for a request whose caller chose none.
+pub(crate) fn random_request_id() -> RequestId {
     RequestId::new(format!("{:032x}", rand::random::<u128>()))
         .expect("hexadecimal digits are allowed in an id")
 }
@@ -374,17 +440,56 @@ fn check_chunk(chunk: &v1::ChunkPolicy, widest: u32, violations: &mut Violations
     }
 }
 
-fn check_format(format: i32, violations: &mut Violations) -> Option<Format> {
-    let name = match v1::AudioFormat::try_from(format) {
-        Ok(v1::AudioFormat::Unspecified | v1::AudioFormat::PcmS16le) => return Some(Format::PcmS16le),
-        Ok(v1::AudioFormat::PcmF32le) => return Some(Format::PcmF32le),
-        Ok(v1::AudioFormat::Wav) => return Some(Format::Wav),
-        Ok(known) => known.name().to_string(),
-        Err(_) => format.to_string(),
+/// How the audio is sent: format, sample rate and speed.
+fn check_audio(
+    request: &v1::SynthesizeRequest,
+    model: &ModelFacts,
+    violations: &mut Violations,
+) -> Option<AudioSpec> {
+    let encoding = check_format(request.format, violations);
+    let sample_rate = match request.sample_rate {
+        0 => model.sample_rate,
+        chosen => chosen,
     };
-    let problem = format!("{name} is not served; there are: pcm_s16le, pcm_f32le, wav");
-    violations.add(ErrorCode::UnsupportedFormat, "format", problem);
-    None
+    let carried = |rate: u32| encoding.is_none_or(|encoding| encoding.carries(rate));
+    let served = |rate: &u32| (SAMPLE_RATES.contains(rate) || *rate == model.sample_rate) && carried(*rate);
+    if !served(&sample_rate) {
+        let mut rates = SAMPLE_RATES.to_vec();
+        rates.push(model.sample_rate);
+        rates.retain(served);
+        rates.sort_unstable();
+        rates.dedup();
+        let problem = format!("{sample_rate} Hz is not served; there are: {}", list(rates));
+        violations.add(ErrorCode::UnsupportedSampleRate, "sample_rate", problem);
+    }
+    let speed = request.speed.unwrap_or(1.0);
+    if !SPEED_RANGE.contains(&speed) {
+        let problem = format!(
+            "{speed} is not in [{}, {}]",
+            SPEED_RANGE.start(),
+            SPEED_RANGE.end()
+        );
+        violations.add(ErrorCode::InvalidArgument, "speed", problem);
+    }
+    Some(AudioSpec {
+        encoding: encoding?,
+        sample_rate,
+        speed,
+    })
+}
+
+fn check_format(format: i32, violations: &mut Violations) -> Option<Encoding> {
+    let wanted = match v1::AudioFormat::try_from(format) {
+        Ok(v1::AudioFormat::Unspecified) => Ok(v1::AudioFormat::PcmS16le),
+        other => other,
+    };
+    let found = FORMATS.iter().find(|(each, _)| Ok(*each) == wanted);
+    if found.is_none() {
+        let names = list(FORMATS.iter().map(|(each, _)| each.name()));
+        let problem = format!("{format} is not served; there are: {names}");
+        violations.add(ErrorCode::UnsupportedFormat, "format", problem);
+    }
+    found.map(|(_, encoding)| *encoding)
 }
 
 fn check_reference(
@@ -442,7 +547,7 @@ fn check_reference(
 }
 
 /// A caller's own word as it may appear in an answer.
-fn shortened(word: &str) -> String {
+pub(crate) fn shortened(word: &str) -> String {
     word.chars()
         .take(64)
         .map(|c| if c.is_control() { '?' } else { c })

@@ -49,6 +49,16 @@ pub enum ErrorCode {
     DeploymentRefused,
     /// A heartbeat of a worker that is not registered: it must register again.
     NotRegistered,
+    /// There is no such method or page.
+    UnknownRoute,
+    /// The page exists, and is asked for with another HTTP method.
+    MethodNotAllowed,
+    /// The body is of another media type than the page takes.
+    UnsupportedMediaType,
+    /// The request took too long to arrive.
+    RequestTimeout,
+    /// The request's headers are larger than the limit.
+    HeadersTooLarge,
     /// A fault of ours. The message to the caller never says more.
     Internal,
 }
@@ -85,7 +95,7 @@ const fn row(
 }
 
 /// Every code, in the order of the enum.
-pub const ERROR_CODES: [ErrorCodeRow; 23] = [
+pub const ERROR_CODES: [ErrorCodeRow; 28] = [
     row(
         ErrorCode::InvalidArgument,
         "INVALID_ARGUMENT",
@@ -239,6 +249,41 @@ pub const ERROR_CODES: [ErrorCodeRow; 23] = [
         Code::NotFound,
         404,
         "not_registered",
+    ),
+    row(
+        ErrorCode::UnknownRoute,
+        "UNKNOWN_ROUTE",
+        Code::Unimplemented,
+        404,
+        "unknown_route",
+    ),
+    row(
+        ErrorCode::MethodNotAllowed,
+        "METHOD_NOT_ALLOWED",
+        Code::Unimplemented,
+        405,
+        "method_not_allowed",
+    ),
+    row(
+        ErrorCode::UnsupportedMediaType,
+        "UNSUPPORTED_MEDIA_TYPE",
+        Code::InvalidArgument,
+        415,
+        "unsupported_media_type",
+    ),
+    row(
+        ErrorCode::RequestTimeout,
+        "REQUEST_TIMEOUT",
+        Code::DeadlineExceeded,
+        408,
+        "request_timeout",
+    ),
+    row(
+        ErrorCode::HeadersTooLarge,
+        "HEADERS_TOO_LARGE",
+        Code::ResourceExhausted,
+        431,
+        "headers_too_large",
     ),
     row(ErrorCode::Internal, "INTERNAL", Code::Internal, 500, "internal"),
 ];

@@ -1,4 +1,4 @@
-//! The wire: generated messages and services of `laneway.v1`, the one table of error codes, strong ids, and
+//! The wire: generated messages and services of `laneway.v1` and of Riva's protocol, the one table of error codes, strong ids, and
 //! the conversions that every service needs.
 //!
 //! Must not know: how any service does its work. Wire types stop at the edge of the crate that receives them.
@@ -29,8 +29,24 @@ pub mod v1 {
     tonic::include_proto!("laneway.v1");
 }
 
-/// Encoded `FileDescriptorSet` of [`v1`], for the reflection service.
-pub const FILE_DESCRIPTOR_SET: &[u8] = tonic::include_file_descriptor_set!("laneway.v1");
+/// Riva's speech synthesis, generated from `proto/riva`: what clients of that service already speak.
+pub mod riva {
+    #![allow(
+        missing_docs,
+        unreachable_pub,
+        clippy::all,
+        reason = "generated code follows prost's rules, not ours"
+    )]
+    tonic::include_proto!("nvidia.riva");
+
+    /// `nvidia.riva.tts`.
+    pub mod tts {
+        tonic::include_proto!("nvidia.riva.tts");
+    }
+}
+
+/// Encoded `FileDescriptorSet` of [`v1`] and [`riva`], for the reflection service.
+pub const FILE_DESCRIPTOR_SET: &[u8] = tonic::include_file_descriptor_set!("descriptors");
 
 #[cfg(test)]
 mod tests {
@@ -48,9 +64,16 @@ mod tests {
                     .map(move |service| format!("{}.{}", file.package(), service.name()))
             })
             .collect();
-        for wanted in ["Speech", "Models", "Requests", "Worker", "EngineManager"] {
+        for wanted in [
+            "laneway.v1.Speech",
+            "laneway.v1.Models",
+            "laneway.v1.Requests",
+            "laneway.v1.Worker",
+            "laneway.v1.EngineManager",
+            "nvidia.riva.tts.RivaSpeechSynthesis",
+        ] {
             assert!(
-                services.contains(&format!("laneway.v1.{wanted}")),
+                services.iter().any(|service| service == wanted),
                 "{wanted} is missing from {services:?}"
             );
         }
@@ -59,7 +82,8 @@ mod tests {
     #[test]
     fn enums_start_at_unspecified() {
         let set = prost_types::FileDescriptorSet::decode(super::FILE_DESCRIPTOR_SET).unwrap();
-        let enums: Vec<_> = set.file.iter().flat_map(|file| &file.enum_type).collect();
+        let ours = set.file.iter().filter(|file| file.package() == "laneway.v1");
+        let enums: Vec<_> = ours.flat_map(|file| &file.enum_type).collect();
         assert!(!enums.is_empty());
         for each in enums {
             assert_eq!(each.value[0].number(), 0);

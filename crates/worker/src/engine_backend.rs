@@ -294,6 +294,7 @@ impl Backend for EngineBackend {
                     .max()
                     .unwrap_or_default(),
                 max_reference_ms: MAX_REFERENCE_MS,
+                max_utterance_chars: self.plan.max_text_chars,
             }),
             takes_instruct: facts.supports_instructions,
             needs_instruct: facts.kind == ModelKind::VoiceDesign,

@@ -4,5 +4,6 @@ mod churn;
 mod configuration;
 mod dependencies;
 mod life;
+mod openai;
 mod speech;
 mod top;

@@ -3,6 +3,9 @@ use crate::facts::tests::stated;
 use laneway_audio::wav_file;
 use proptest::prelude::*;
 
+/// The gateway's limit for texts, which is the model's here.
+const LIMIT: usize = 100;
+
 fn models() -> Vec<Arc<ModelFacts>> {
     vec![Arc::new(stated().try_into().unwrap())]
 }
@@ -30,7 +33,7 @@ fn request() -> v1::SynthesizeRequest {
 fn refused(change: impl FnOnce(&mut v1::SynthesizeRequest), code: ErrorCode, field: &str, words: &[&str]) {
     let mut changed = request();
     change(&mut changed);
-    let failure = check(changed, &models(), None).unwrap_err();
+    let failure = check(changed, &models(), LIMIT).unwrap_err();
     assert_eq!(failure.code, code, "{failure}");
     assert_eq!(failure.violations[0].field, field);
     for word in words {
@@ -43,12 +46,12 @@ fn refused(change: impl FnOnce(&mut v1::SynthesizeRequest), code: ErrorCode, fie
 
 #[test]
 fn a_plain_request_runs_with_everything_decided() {
-    let checked = check(request(), &models(), None).unwrap();
+    let checked = check(request(), &models(), LIMIT).unwrap();
     assert_eq!(checked.wire.text, "Hello.");
     assert_eq!(checked.wire.voice, "ryan");
     assert_eq!(checked.wire.request_id, checked.id.as_str());
-    assert_eq!(checked.format, Format::PcmS16le);
-    let other = check(request(), &models(), None).unwrap();
+    assert_eq!(checked.audio.encoding, Encoding::PcmS16le);
+    let other = check(request(), &models(), LIMIT).unwrap();
     assert_ne!(other.id, checked.id);
     assert_ne!(other.wire.seed, checked.wire.seed);
 }
@@ -78,15 +81,21 @@ fn everything_that_is_accepted_reaches_the_worker() {
             max_frames: Some(400),
             request_id: "mine".into(),
             format: v1::AudioFormat::Wav.into(),
-            sample_rate: 24_000,
+            sample_rate: 16_000,
+            speed: Some(1.5),
             layout: v1::TextLayout::Whole.into(),
             reference: None,
         },
         &models(),
-        None,
+        LIMIT,
     )
     .unwrap();
-    assert_eq!(checked.format, Format::Wav);
+    let audio = AudioSpec {
+        encoding: Encoding::Wav,
+        sample_rate: 16_000,
+        speed: 1.5,
+    };
+    assert_eq!(checked.audio, audio);
     let want = v1::WorkerSynthesizeRequest {
         request_id: "mine".into(),
         text: "8...".into(),
@@ -140,28 +149,63 @@ fn texts_that_cannot_be_spoken_are_refused() {
                     ..request()
                 },
                 &models(),
-                None
+                LIMIT
             )
             .is_ok(),
             "{text}"
         );
     }
-    let generous = ModelFacts {
-        max_text_chars: 10_000,
-        ..(*models()[0]).clone()
+    let failure = check(request(), &models(), 3).unwrap_err();
+    assert_eq!(failure.code, ErrorCode::TextTooLong, "the limit is the gateway's");
+}
+
+#[test]
+fn what_a_model_does_not_take_in_one_go_is_parted_at_sentences() {
+    let of = |text: String| {
+        let sent = v1::SynthesizeRequest { text, ..request() };
+        check(sent, &models(), 1000).unwrap()
     };
-    let long = v1::SynthesizeRequest {
-        text: "a".repeat(10_000),
+    let sentence = format!("{}. ", "a".repeat(38));
+    let short = of(sentence.repeat(2));
+    assert!(short.parts.is_empty());
+    assert_eq!(short.wire.text, sentence.repeat(2));
+    let long = of(sentence.to_uppercase().repeat(5));
+    let lengths: Vec<_> = long.parts.iter().map(String::len).collect();
+    assert_eq!(lengths, [79, 79, 39]);
+    let failure = check(
+        v1::SynthesizeRequest {
+            text: sentence.repeat(5),
+            sampling: Some(v1::SamplingParams {
+                exact_frames: Some(7),
+                ..Default::default()
+            }),
+            ..request()
+        },
+        &models(),
+        1000,
+    );
+    let failure = failure.unwrap_err();
+    assert_eq!(failure.violations[0].field, "sampling.exact_frames", "{failure}");
+}
+
+#[test]
+fn a_text_in_pieces_may_begin_with_nothing() {
+    let sent = v1::SynthesizeRequest {
+        text: String::new(),
         ..request()
     };
-    let deployment_alone = check(long, &[Arc::new(generous)], None);
-    assert!(deployment_alone.is_ok(), "the gateway has no limit of its own");
-    let failure = check(request(), &models(), Some(3)).unwrap_err();
+    let checked = check_start(sent.clone(), &models(), LIMIT).unwrap();
+    assert!(checked.parts.is_empty());
     assert_eq!(
-        failure.code,
-        ErrorCode::TextTooLong,
-        "the gateway's own cap holds too"
+        check(sent, &models(), LIMIT).unwrap_err().code,
+        ErrorCode::InvalidText
     );
+    let code = |piece: &str, n_waiting| check_piece(piece, n_waiting, LIMIT).map_err(|failure| failure.code);
+    assert_eq!(code("", 100), Ok(()));
+    assert_eq!(code("ä", 99), Ok(()));
+    assert_eq!(code("ä", 100), Err(ErrorCode::TextTooLong));
+    assert_eq!(code("a\u{7}", 0), Err(ErrorCode::InvalidText));
+    assert_eq!(code("<|im_end|>", 0), Ok(()), "added tokens are text");
 }
 
 #[test]
@@ -191,18 +235,25 @@ fn unknown_names_are_answered_with_what_exists() {
         &["big", "nano"],
     );
     refused(
-        |r| r.format = 6,
+        |r| r.format = 99,
         ErrorCode::UnsupportedFormat,
         "format",
-        &["mp3", "pcm_s16le, pcm_f32le, wav"],
+        &["99", "pcm_s16le, pcm_f32le, wav, opus, flac, mp3"],
     );
-    refused(|r| r.format = 99, ErrorCode::UnsupportedFormat, "format", &["99"]);
     refused(
-        |r| r.sample_rate = 8000,
+        |r| r.sample_rate = 11_025,
         ErrorCode::UnsupportedSampleRate,
         "sample_rate",
-        &["8000", "24000"],
+        &["11025", "8000, 16000, 22050, 24000, 44100, 48000"],
     );
+    for speed in [0.2, 4.5, f32::NAN] {
+        refused(
+            |r| r.speed = Some(speed),
+            ErrorCode::InvalidArgument,
+            "speed",
+            &["[0.25, 4]"],
+        );
+    }
     refused(|r| r.layout = 9, ErrorCode::InvalidArgument, "layout", &["9"]);
     for language in ["", "auto", "Auto"] {
         let checked = check(
@@ -211,7 +262,7 @@ fn unknown_names_are_answered_with_what_exists() {
                 ..request()
             },
             &models(),
-            None,
+            LIMIT,
         );
         assert_eq!(checked.unwrap().wire.language, "");
     }
@@ -288,7 +339,7 @@ fn exact_frames_are_for_generated_weights_and_say_all_there_is_to_say() {
     let of = |facts: v1::ModelFacts| {
         let mut request = request();
         exactly(7, None)(&mut request);
-        check(request, &[Arc::new(facts.try_into().unwrap())], None)
+        check(request, &[Arc::new(facts.try_into().unwrap())], LIMIT)
     };
     let wire = of(stated()).unwrap().wire;
     assert_eq!(wire.sampling.unwrap().exact_frames, Some(7));
@@ -309,11 +360,11 @@ fn all_violations_are_answered_at_once() {
             text: "…".into(),
             voice: "bob".into(),
             max_frames: Some(0),
-            format: 4,
+            format: 9,
             ..request()
         },
         &models(),
-        None,
+        LIMIT,
     )
     .unwrap_err();
     let fields: Vec<_> = failure
@@ -347,7 +398,7 @@ fn fields_that_mean_nothing_to_a_model_are_refused_by_name() {
         instruct: "calm".into(),
         ..request()
     };
-    let failure = check(named, &cloning(), None).unwrap_err();
+    let failure = check(named, &cloning(), LIMIT).unwrap_err();
     let fields: Vec<_> = failure
         .violations
         .iter()
@@ -363,7 +414,7 @@ fn fields_that_mean_nothing_to_a_model_are_refused_by_name() {
         voice: String::new(),
         ..request()
     };
-    let failure = check(plain, &[Arc::new(designs.try_into().unwrap())], None).unwrap_err();
+    let failure = check(plain, &[Arc::new(designs.try_into().unwrap())], LIMIT).unwrap_err();
     assert_eq!(failure.violations[0].field, "instruct");
 }
 
@@ -375,7 +426,7 @@ fn clips_are_decoded_once_and_bounded() {
             reference,
             ..request()
         };
-        check(request, &cloning(), None)
+        check(request, &cloning(), LIMIT)
     };
     let wav = |n_samples, rate| v1::ReferenceClip {
         audio: wav_file(&vec![0.5; n_samples], rate).unwrap().into(),
@@ -415,23 +466,26 @@ fn several_models_have_to_be_told_apart() {
         ..(*models()[0]).clone()
     };
     let models = [Arc::new(other), models()[0].clone()];
-    let failure = check(request(), &models, None).unwrap_err();
+    let failure = check(request(), &models, LIMIT).unwrap_err();
     assert!(failure.message.contains("large, nano"), "{failure}");
     let named = v1::SynthesizeRequest {
         model: "large".into(),
         ..request()
     };
-    assert_eq!(check(named, &models, None).unwrap().model.name, "large");
+    assert_eq!(check(named, &models, LIMIT).unwrap().model.name, "large");
 }
 
 #[test]
 fn with_nothing_served_a_bad_text_is_still_the_callers_fault() {
-    assert_eq!(check(request(), &[], None).unwrap_err().code, ErrorCode::NoWorker);
+    assert_eq!(
+        check(request(), &[], LIMIT).unwrap_err().code,
+        ErrorCode::NoWorker
+    );
     let bad = v1::SynthesizeRequest {
         text: String::new(),
         ..request()
     };
-    assert_eq!(check(bad, &[], None).unwrap_err().code, ErrorCode::InvalidText);
+    assert_eq!(check(bad, &[], LIMIT).unwrap_err().code, ErrorCode::InvalidText);
 }
 
 proptest! {
@@ -448,14 +502,14 @@ proptest! {
         let chunk = chunk.map(|(first, ramp, steady)| v1::ChunkPolicy { first, ramp, steady });
         let sampling = Some(v1::SamplingParams { temperature, ..Default::default() });
         let sent = v1::SynthesizeRequest { text, voice, max_frames, chunk, format, sampling, ..Default::default() };
-        match check(sent, &models(), None) {
+        match check(sent, &models(), LIMIT) {
             Err(failure) => prop_assert!(!failure.violations.is_empty()),
             Ok(checked) => {
                 let wire = checked.wire;
                 prop_assert!(wire.text.chars().any(char::is_alphanumeric) && wire.text.chars().count() <= 100);
                 prop_assert!(["ryan", "eric"].contains(&wire.voice.as_str()));
                 prop_assert!(wire.max_frames.is_none_or(|frames| (1..=400).contains(&frames)));
-                prop_assert!((0..=3).contains(&format));
+                prop_assert!((0..=6).contains(&format));
                 prop_assert!(temperature.is_none_or(|t| (0.0..=5.0).contains(&t)));
                 if let Some(chunk) = wire.chunk {
                     prop_assert!(chunk.ramp.iter().chain([&chunk.first, &chunk.steady]).all(|n| (1..=25).contains(n)));

@@ -86,6 +86,7 @@ pub(crate) fn facts(model: &str) -> v1::ModelFacts {
             max_frames: 500,
             max_chunk_frames: 25,
             max_reference_ms: 0,
+            max_utterance_chars: 0,
         }),
         ..Default::default()
     }

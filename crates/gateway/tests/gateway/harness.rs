@@ -50,6 +50,7 @@ fn config(discovery: DiscoveryConfig) -> Config {
         first_audio: long,
         stall: long,
         caller: long,
+        idle: long,
     };
     Config {
         link,

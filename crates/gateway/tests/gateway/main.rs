@@ -1,5 +1,5 @@
-//! The gateway over real gRPC, against workers that play scripts. Each row of the behaviour table that applies
-//! to gRPC at the gateway has a test here.
+//! The gateway over real gRPC and HTTP, against workers that play scripts. Each row of the behaviour table that applies
+//! at the gateway has a test for either.
 
 #![allow(
     clippy::unwrap_used,
@@ -7,9 +7,12 @@
 )]
 
 mod binary;
+mod conversation;
 mod failures;
 mod fake;
 mod harness;
+mod http;
 mod lifecycle;
 mod overload;
+mod sessions;
 mod streams;

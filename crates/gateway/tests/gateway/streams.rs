@@ -72,6 +72,57 @@ async fn the_bytes_are_in_the_format_asked_for() {
 }
 
 #[tokio::test]
+async fn rates_speeds_and_compressed_formats_are_as_asked_for() {
+    let worker = FakeWorker::start("a", speaks());
+    let gateway = gateway(&[&worker], |_| ()).await;
+    gateway.serving().await;
+    for (format, sample_rate, speed, n_samples, magic) in [
+        (v1::AudioFormat::PcmS16le, 48_000, None, 11_520, &b""[..]),
+        (v1::AudioFormat::PcmS16le, 22_050, None, 5292, &b""[..]),
+        (v1::AudioFormat::PcmF32le, 8_000, Some(0.5), 3_840, b""),
+        (v1::AudioFormat::Flac, 16_000, Some(2.0), 1_920, b"fLaC"),
+        (v1::AudioFormat::Opus, 24_000, None, 5_760, b"OggS"),
+        (v1::AudioFormat::Mp3, 24_000, Some(1.0), 5_760, b"\xff"),
+    ] {
+        let request = v1::SynthesizeRequest {
+            format: format.into(),
+            sample_rate,
+            speed,
+            ..request()
+        };
+        let spoken = gateway.speak(request).await.unwrap();
+        assert_eq!(
+            (spoken.accepted.format(), spoken.accepted.sample_rate),
+            (format, sample_rate)
+        );
+        assert_eq!(spoken.finished.samples, n_samples, "{format:?}");
+        assert_eq!(spoken.finished.frames, 3);
+        assert_eq!(spoken.finished.seconds, n_samples as f64 / f64::from(sample_rate));
+        for (index, chunk) in (0..).zip(&spoken.chunks) {
+            assert_eq!(chunk.index, index, "no gaps where the encoder held samples back");
+            assert!(!chunk.audio.is_empty());
+        }
+        let bytes: Vec<u8> = spoken
+            .chunks
+            .iter()
+            .flat_map(|chunk| chunk.audio.to_vec())
+            .collect();
+        assert!(bytes.starts_with(magic), "{format:?}");
+        let width = match format {
+            v1::AudioFormat::PcmS16le => 2,
+            v1::AudioFormat::PcmF32le => 4,
+            _ => continue,
+        };
+        assert_eq!(bytes.len() as u64, n_samples * width);
+        let mut offset = 0;
+        for chunk in &spoken.chunks {
+            assert_eq!(chunk.sample_offset * width, offset);
+            offset += chunk.audio.len() as u64;
+        }
+    }
+}
+
+#[tokio::test]
 async fn a_wav_without_audio_is_still_a_file() {
     let worker = FakeWorker::start("a", vec![Step::Started, Step::Finish(v1::FinishReason::Stop)]);
     let gateway = gateway(&[&worker], |_| ()).await;
@@ -87,7 +138,7 @@ async fn a_wav_without_audio_is_still_a_file() {
 #[tokio::test]
 async fn bad_requests_are_refused_by_field_before_any_worker_sees_them() {
     let worker = FakeWorker::start("a", speaks());
-    let gateway = gateway(&[&worker], |_| ()).await;
+    let gateway = gateway(&[&worker], |config| config.max_text_chars = 200).await;
     gateway.serving().await;
     let change = |change: fn(&mut v1::SynthesizeRequest)| {
         let mut changed = request();
@@ -145,18 +196,18 @@ async fn bad_requests_are_refused_by_field_before_any_worker_sees_them() {
             "there are: nano",
         ),
         (
-            change(|r| r.format = 4),
+            change(|r| r.format = 9),
             Code::InvalidArgument,
             ErrorCode::UnsupportedFormat,
             "format",
-            "opus is not served; there are: pcm_s16le, pcm_f32le, wav",
+            "9 is not served; there are: pcm_s16le, pcm_f32le, wav, opus, flac, mp3",
         ),
         (
-            change(|r| r.sample_rate = 48_000),
+            change(|r| r.sample_rate = 11_025),
             Code::InvalidArgument,
             ErrorCode::UnsupportedSampleRate,
             "sample_rate",
-            "24000 Hz",
+            "there are: 8000, 16000, 22050, 24000, 44100, 48000",
         ),
         (
             change(|r| r.instruct = "whisper".into()),
@@ -308,7 +359,12 @@ async fn models_and_voices_are_those_that_are_served() {
         .unwrap()
         .into_inner()
         .models;
-    assert_eq!(models, [crate::fake::facts("nano")]);
+    let mut facts = crate::fake::facts("nano");
+    let limits = facts.limits.as_mut().unwrap();
+    // The worker's limit is of one utterance, and a text may be of several.
+    limits.max_utterance_chars = limits.max_text_chars;
+    limits.max_text_chars = laneway_gateway::config::DEFAULT_MAX_TEXT_CHARS as u32;
+    assert_eq!(models, [facts]);
     let list = |model: &str| v1::ListVoicesRequest { model: model.into() };
     let voices = soon(gateway.speech().list_voices(list("nano")))
         .await

@@ -1,0 +1,7 @@
+//! The same gateway over HTTP.
+
+mod client;
+mod hostile;
+mod requests;
+mod rows;
+mod web;
