@@ -267,10 +267,13 @@ __device__ __forceinline__ void attend(const float* q, const Projections from, i
         load_keys(found);
         load_values(found);
     }
-    const i64 row_out = ((i64)row * heads + head) * DIM;
+    // Where the heads' output begins, and how far on the next eight columns are. 32 bits: registers are short.
+    const int eights = out.blocked_rows > 0 ? 8 * block_rows(row, out.blocked_rows) : 8;
+    const int row_out = (int)(out.blocked_rows > 0 ? blocked_at(row, out.blocked_rows, head * DIM, heads * DIM)
+                                                   : ((i64)row * heads + head) * DIM);
     if (count == 0) {
         if (part > 0) return;
-        for (int i = threadIdx.x; i < G * DIM; i += blockDim.x) out.store(row_out + i, 0.0f);
+        for (int i = threadIdx.x; i < G * DIM; i += blockDim.x) out.store((i64)row_out + i / 8 * eights + i % 8, 0.0f);
         return;
     }
     u32 visible = __ballot_sync(0xffffffffu, found != nullptr) >> quad;
@@ -477,24 +480,25 @@ __device__ __forceinline__ void attend(const float* q, const Projections from, i
         low = __fdiv_rn(low, weights);
         high = __fdiv_rn(high, weights);
     }
-    out.store(row_out + i, low);
-    out.store(row_out + i + 1, high);
+    const i64 to = (i64)row_out + i / 8 * eights + i % 8;
+    out.store(to, low);
+    out.store(to + 1, high);
 }
 
 // THREADS: of a block at most. 512 leave registers for 16 warps at a time on a multiprocessor.
 #define ATTENTION(suffix, KV, DIM, G, THREADS)                                                                                   \
     extern "C" __global__ void __launch_bounds__(THREADS) attention_##suffix(                                            \
         const float* q, int heads, const int* sequences, const int* positions, KV* pool, CACHE_PARAMS, int window,    \
-        int streams, int cluster, void* out, int out_type) {                                                          \
+        int streams, int cluster, void* out, int out_type, int blocked_rows) {                                        \
         attend<KV, DIM, G, false>(q, Projections{}, heads, sequences, positions, pool, CACHE, window, streams,        \
-                                  cluster, Output{out, out_type});                                                    \
+                                  cluster, Output{out, out_type, blocked_rows});                                      \
     }                                                                                                                 \
     extern "C" __global__ void __launch_bounds__(THREADS) decode_attention_##suffix(                                     \
         const float* qkv, int heads, const float* q_norm, const float* k_norm, float eps, const float* cos_sin,       \
         const int* sequences, const int* positions, KV* pool, CACHE_PARAMS, int window, int streams, int cluster,     \
-        void* out, int out_type) {                                                                                    \
+        void* out, int out_type, int blocked_rows) {                                                                  \
         attend<KV, DIM, G, true>(nullptr, Projections{qkv, q_norm, k_norm, eps, cos_sin}, heads, sequences,           \
-                                 positions, pool, CACHE, window, streams, cluster, Output{out, out_type});            \
+                                 positions, pool, CACHE, window, streams, cluster, Output{out, out_type, blocked_rows});\
     }
 
 ATTENTION(bf16_128_2, bf16_t, 128, 2, 512)

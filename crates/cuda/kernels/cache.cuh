@@ -15,7 +15,14 @@ __device__ __forceinline__ void narrow(float x, f16_t& out) { out.bits = (bf16_t
 // What attention writes, of one of the types that a product takes.
 struct Output {
     void* at;
-    int type;  // 0: f32, 1: bf16, 2: f16
+    int type;          // 0: f32, 1: bf16, 2: f16
+    int blocked_rows;  // all rows, of KEPT_BLOCKED; 0: kept by rows
+
+    // Of a head, counted over all rows of `heads` heads.
+    __device__ __forceinline__ i64 place(int head, int heads, int dim, int column) const {
+        return blocked_rows > 0 ? blocked_at(head / heads, blocked_rows, head % heads * dim + column, heads * dim)
+                                : (i64)head * dim + column;
+    }
 
     __device__ __forceinline__ void store(i64 i, float x) const {
         if (type == 0) {

@@ -114,6 +114,25 @@ __device__ __forceinline__ float normalized(float x, float inverse, float weight
     return __fmul_rn(__fmul_rn(x, inverse), weight);
 }
 
+// How what a product takes or makes is kept: as f32, or in the weights' own 16-bit type: by rows, or in blocks of
+// ROW_BLOCK rows (the last one of as many as there are), in which eight columns of all rows lie together. Lowering
+// says which (lower/kept.rs has the rule); writer and reader of a view have the same rows.
+enum { KEPT_F32 = 0, KEPT_16 = 1, KEPT_BLOCKED = 2 };
+constexpr int ROW_BLOCK = 64;
+
+// Rows of the block of KEPT_BLOCKED that has `row`.
+__device__ __forceinline__ int block_rows(int row, int rows) { return min(ROW_BLOCK, rows - row / ROW_BLOCK * ROW_BLOCK); }
+
+// Where an element of KEPT_BLOCKED lies; eight columns from a multiple of eight on lie side by side.
+__device__ __forceinline__ i64 blocked_at(int row, int rows, int column, int width) {
+    const int first = row / ROW_BLOCK * ROW_BLOCK;
+    return (i64)first * width + ((i64)(column / 8) * block_rows(row, rows) + row - first) * 8 + column % 8;
+}
+
+__device__ __forceinline__ i64 kept_at(int kept, int row, int rows, int column, int width) {
+    return kept == KEPT_BLOCKED ? blocked_at(row, rows, column, width) : (i64)row * width + column;
+}
+
 // enum laneway_device::op::Activation, in its order.
 enum { ACT_NONE = 0, ACT_SILU, ACT_GELU, ACT_RELU, ACT_ELU, ACT_TANH, ACT_RELU_TANH, ACT_SIGMOID };
 

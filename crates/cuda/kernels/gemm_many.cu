@@ -1,4 +1,4 @@
-// Products of many rows, and what stands between them. product.cuh stands in front of it.
+// Products of many rows, and what stands between them. product.cuh and block.cuh stand in front of it.
 
 // ---------------------------------------------------------------------------------------------------------------
 // More rows: a block of 8 warps makes 128 outputs (64 gates and their 64 ups when gated) for COLS batch rows; its
@@ -14,81 +14,6 @@ __device__ __forceinline__ void load_matrices_at(u32 (&r)[4], u32 shared) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
                  : "r"(shared));
-}
-
-#if __CUDA_ARCH__ >= 900
-__device__ __forceinline__ void cluster_barrier() {
-    asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
-}
-
-__device__ __forceinline__ float4 cluster_load(const float* mine, int rank) {
-    u32 local = (u32)__cvta_generic_to_shared(mine), remote;
-    float4 v;
-    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(local), "r"(rank));
-    asm volatile("ld.shared::cluster.v4.f32 {%0,%1,%2,%3}, [%4];"
-                 : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
-                 : "r"(remote)
-                 : "memory");
-    return v;
-}
-#endif
-
-__device__ __forceinline__ float4 add4(float4 a, float4 b) {
-    return make_float4(__fadd_rn(a.x, b.x), __fadd_rn(a.y, b.y), __fadd_rn(a.z, b.z), __fadd_rn(a.w, b.w));
-}
-
-// Four neighbouring sums over all blocks of the cluster, as a balanced tree in the order of the blocks.
-template <int BLOCKS>
-__device__ __forceinline__ float4 block_sum(const float* p) {
-#if __CUDA_ARCH__ >= 900
-    if (BLOCKS > 1) {
-        float4 v[BLOCKS];
-#pragma unroll
-        for (int block = 0; block < BLOCKS; block++) {
-#ifdef SHUFFLE_BLOCKS
-            v[block] = cluster_load(p, BLOCKS - 1 - block);
-#else
-            v[block] = cluster_load(p, block);
-#endif
-        }
-#pragma unroll
-        for (int step = 1; step < BLOCKS; step *= 2)
-#pragma unroll
-            for (int block = 0; block < BLOCKS; block += 2 * step) {
-                v[block] = add4(v[block], v[block + step]);
-            }
-        return v[0];
-    }
-#endif
-    return *(const float4*)p;
-}
-
-__device__ __forceinline__ u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
-
-// 16 bytes from global to shared memory, in the background; with `bytes` 0: zeros.
-__device__ __forceinline__ void copy_async_to(u32 to, const void* from, int bytes) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
-}
-
-__device__ __forceinline__ void copy_async(void* to, const void* from, int bytes) {
-    copy_async_to(shared_address(to), from, bytes);
-}
-
-__device__ __forceinline__ uint4 load_shared(u32 from) {
-    uint4 v;
-    asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(from) : "memory");
-    return v;
-}
-
-__device__ __forceinline__ void store_shared(u32 to, uint4 v) {
-    asm volatile("st.shared.v4.u32 [%0], {%1,%2,%3,%4};" ::"r"(to), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
-}
-
-__device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-
-template <int PENDING>
-__device__ __forceinline__ void wait_copies() {
-    asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
 }
 
 // Where in the matrix the k tiles of a block's segments lie, chunk by chunk.
@@ -159,9 +84,9 @@ __device__ __forceinline__ void gemm_many_body(const void* x, int x_kept, const 
             const int item = j * 256 + threadIdx.x, column = item / (CHUNK / 8), group = item % (CHUNK / 8);
             if (item >= ITEMS || group * 8 >= at.count() * 16) continue;
             const bool live = first_row + column < rows;
-            const i64 element = (i64)(live ? first_row + column : 0) * k + at.tile * 16 + group * 8;
+            const i64 element = kept_at(x_kept, live ? first_row + column : 0, rows, at.tile * 16 + group * 8, k);
             bf16_t* to = staged_inputs + stage * STAGE_INPUTS + column * PITCH + group * 8;
-            if (x_kept == KEPT_16) {
+            if (x_kept != KEPT_F32) {
                 copy_async(to, (const bf16_t*)x + element, live ? 16 : 0);
             } else {
                 float4 low = {}, high = {};
@@ -188,13 +113,16 @@ __device__ __forceinline__ void gemm_many_body(const void* x, int x_kept, const 
     const unsigned char* next_inputs[PER_THREAD];
     u32 inputs_to[PER_THREAD];
     int inputs_bytes[PER_THREAD];  // 0: a row past the last, zeros; negative: not this thread's
+    // Rows of a block of the grid are of one block of rows.
+    const int inputs_step =
+        CHUNK * (x_kept == KEPT_F32 ? 4 : x_kept == KEPT_16 ? 2 : 2 * block_rows(first_row, rows));
 #pragma unroll
     for (int j = 0; j < PER_THREAD; j++) {
         const int item = j * 256 + threadIdx.x, column = item / (CHUNK / 8), group = item % (CHUNK / 8);
         const bool live = first_row + column < rows;
-        const i64 element =
-            (i64)(live ? first_row + column : 0) * k + part * MINE * chunks_each * CHUNK + group * 8;
-        next_inputs[j] = (const unsigned char*)x + element * (x_kept == KEPT_16 ? 2 : 4);
+        const i64 element = kept_at(x_kept, live ? first_row + column : first_row, rows,
+                                    part * MINE * chunks_each * CHUNK + group * 8, k);
+        next_inputs[j] = (const unsigned char*)x + element * (x_kept == KEPT_F32 ? 4 : 2);
         inputs_to[j] = shared_address(staged_inputs + column * PITCH + group * 8);
         inputs_bytes[j] = item < ITEMS ? (live ? 16 : 0) : -1;
     }
@@ -203,9 +131,9 @@ __device__ __forceinline__ void gemm_many_body(const void* x, int x_kept, const 
         for (int j = 0; j < PER_THREAD; j++) {
             if (inputs_bytes[j] < 0) continue;
             const u32 to = inputs_to[j] + stage * STAGE_INPUTS * 2;
-            if (x_kept == KEPT_16) {
+            if (x_kept != KEPT_F32) {
                 copy_async_to(to, next_inputs[j], inputs_bytes[j]);
-                next_inputs[j] += CHUNK * 2;
+                next_inputs[j] += inputs_step;
                 continue;
             }
             float4 low = {}, high = {};
@@ -215,7 +143,7 @@ __device__ __forceinline__ void gemm_many_body(const void* x, int x_kept, const 
             }
             store_shared(to, make_uint4(pack_pair<F16>(low.x, low.y), pack_pair<F16>(low.z, low.w),
                                         pack_pair<F16>(high.x, high.y), pack_pair<F16>(high.z, high.w)));
-            next_inputs[j] += CHUNK * 4;
+            next_inputs[j] += inputs_step;
         }
     };
 
@@ -347,62 +275,7 @@ __device__ __forceinline__ void gemm_many_body(const void* x, int x_kept, const 
         partial[column * PARTIAL_PITCH + output + 8] = acc[t][2];
         partial[(column + 1) * PARTIAL_PITCH + output + 8] = acc[t][3];
     }
-    // Four outputs of a row at a time, each block of the cluster a part of the rows. What they are added to is asked
-    // for before the barrier.
-    constexpr int MY_COLS = COLS / BLOCKS, ITERATIONS = (MY_COLS * (BLOCK_OUTPUTS / 4) + 255) / 256;
-    const int width = gated ? BLOCK_OUTPUTS / 2 : BLOCK_OUTPUTS, quads = width / 4;
-    const bool fours = e.n % 4 == 0 && e.out_kept == KEPT_F32 && !gated && !e.activation;
-    float4 before[ITERATIONS], bias[ITERATIONS], scale[ITERATIONS];
-    auto place = [&](int j, int& column, int& output) {
-        const int item = j * 256 + threadIdx.x;
-        column = part * MY_COLS + item / quads;
-        output = block * width + item % quads * 4;
-        return item < MY_COLS * quads && first_row + column < rows && output < e.n;
-    };
-#pragma unroll
-    for (int j = 0; j < ITERATIONS; j++) {
-        int column, output;
-        if (!place(j, column, output) || !fours) continue;
-        if (e.accumulate) before[j] = *(const float4*)((float*)e.out + (i64)(first_row + column) * e.n + output);
-        if (e.bias) bias[j] = *(const float4*)(e.bias + output);
-        if (e.scale) scale[j] = *(const float4*)(e.scale + output);
-    }
-#if __CUDA_ARCH__ >= 900
-    if (BLOCKS > 1) cluster_barrier();
-    else __syncthreads();
-#else
-    __syncthreads();
-#endif
-#pragma unroll
-    for (int j = 0; j < ITERATIONS; j++) {
-        int column, output;
-        if (!place(j, column, output)) continue;
-        const float* sums = partial + column * PARTIAL_PITCH + output - block * width;
-        float4 v = block_sum<BLOCKS>(sums);
-        if (fours) {
-            // As store_output, four at a time.
-            if (e.bias) v = add4(v, bias[j]);
-            if (e.scale) {
-                v = make_float4(__fmul_rn(v.x, scale[j].x), __fmul_rn(v.y, scale[j].y), __fmul_rn(v.z, scale[j].z),
-                                __fmul_rn(v.w, scale[j].w));
-            }
-            if (e.accumulate) v = add4(before[j], v);
-            *(float4*)((float*)e.out + (i64)(first_row + column) * e.n + output) = v;
-            continue;
-        }
-        if (gated) {
-            const float4 up = block_sum<BLOCKS>(sums + width);
-            v = make_float4(gate(v.x, up.x), gate(v.y, up.y), gate(v.z, up.z), gate(v.w, up.w));
-        }
-        const float values[4] = {v.x, v.y, v.z, v.w};
-#pragma unroll
-        for (int q = 0; q < 4; q++)
-            if (output + q < e.n) store_output<F16>(e, first_row + column, output + q, values[q]);
-    }
-#if __CUDA_ARCH__ >= 900
-    // Shared memory must live until the others have read it.
-    if (BLOCKS > 1) cluster_barrier();
-#endif
+    finish_block<COLS, BLOCKS, BLOCK_OUTPUTS, 256, F16>(partial, part, block, first_row, rows, gated, e);
 }
 
 #define GEMM_MANY(NAME, COLS, SPLIT, F16, EVEN)                                                                     \
@@ -431,20 +304,21 @@ GEMM_MANY(gemm_odd_8_f16, 32, 8, true, false)
 
 // silu(x[..width]) * x[width..] to the type of the product behind it: for shapes that do not divide into tiles.
 extern "C" __global__ void __launch_bounds__(256)
-    silu_mul_narrow(const float* x, bf16_t* out, int rows, int width, int f16) {
+    silu_mul_narrow(const float* x, bf16_t* out, int rows, int width, int f16, int out_kept) {
     release_dependents();
     dependency_wait();
     const i64 i = (i64)BLOCK_X * 256 + threadIdx.x;
     if (i >= (i64)rows * width) return;
-    const float* row = x + i / width * 2 * width + i % width;
-    const float v = gate(row[0], row[width]);
-    out[i] = (bf16_t)(f16 ? pack_f16(v, 0.0f) : pack_bf16(v, 0.0f));
+    const int row = (int)(i / width), column = (int)(i % width);
+    const float* in = x + (i64)row * 2 * width + column;
+    const float v = gate(in[0], in[width]);
+    out[kept_at(out_kept, row, rows, column, width)] = (bf16_t)(f16 ? pack_f16(v, 0.0f) : pack_bf16(v, 0.0f));
 }
 
 // RMS norm to the type of the product behind it, a warp a row: the same values that gemm_few_norm makes.
 template <bool F16>
 __device__ __forceinline__ void rms_norm_narrow(const float* x, const float* weight, float eps, bf16_t* out, int rows,
-                                                int width) {
+                                                int width, int out_kept) {
     const int row = BLOCK_X * 2 + threadIdx.x / 32, begin = (int)(threadIdx.x % 32) * 4;
     // Weights do not depend on the kernel ahead.
     float4 w[ROW_LOADS], v[ROW_LOADS];
@@ -456,7 +330,8 @@ __device__ __forceinline__ void rms_norm_narrow(const float* x, const float* wei
     dependency_wait();
     if (row >= rows) return;
     const float* in = x + (i64)row * width + begin;
-    bf16_t* to = out + (i64)row * width + begin;
+    bf16_t* to = out + kept_at(out_kept, row, rows, begin, width);
+    const int step = out_kept == KEPT_BLOCKED ? block_rows(row, rows) : 1;  // for a column, over multiples of eight
     auto narrow = [&](float4 v, float inv, float4 w) {
         return make_uint2(pack_pair<F16>(normalized(v.x, inv, w.x), normalized(v.y, inv, w.y)),
                           pack_pair<F16>(normalized(v.z, inv, w.z), normalized(v.w, inv, w.w)));
@@ -464,7 +339,7 @@ __device__ __forceinline__ void rms_norm_narrow(const float* x, const float* wei
     if (!whole) {
         const float inv = warp_inverse_rms(in - begin, width, eps);
         for (int i = 0; begin + i < width; i += 128)
-            *(uint2*)(to + i) = narrow(*(const float4*)(in + i), inv, *(const float4*)(weight + begin + i));
+            *(uint2*)(to + i * step) = narrow(*(const float4*)(in + i), inv, *(const float4*)(weight + begin + i));
         return;
     }
 #pragma unroll
@@ -477,15 +352,43 @@ __device__ __forceinline__ void rms_norm_narrow(const float* x, const float* wei
     const float inv = squares.inverse_rms(width, eps);
 #pragma unroll
     for (int j = 0; j < ROW_LOADS; j++)
-        if (begin + j * 128 < width) *(uint2*)(to + j * 128) = narrow(v[j], inv, w[j]);
+        if (begin + j * 128 < width) *(uint2*)(to + j * 128 * step) = narrow(v[j], inv, w[j]);
 }
 
 extern "C" __global__ void __launch_bounds__(64)
-    rms_norm_bf16(const float* x, const float* weight, float eps, bf16_t* out, int rows, int width) {
-    rms_norm_narrow<false>(x, weight, eps, out, rows, width);
+    rms_norm_bf16(const float* x, const float* weight, float eps, bf16_t* out, int rows, int width, int out_kept) {
+    rms_norm_narrow<false>(x, weight, eps, out, rows, width, out_kept);
 }
 
 extern "C" __global__ void __launch_bounds__(64)
-    rms_norm_f16(const float* x, const float* weight, float eps, bf16_t* out, int rows, int width) {
-    rms_norm_narrow<true>(x, weight, eps, out, rows, width);
+    rms_norm_f16(const float* x, const float* weight, float eps, bf16_t* out, int rows, int width, int out_kept) {
+    rms_norm_narrow<true>(x, weight, eps, out, rows, width, out_kept);
+}
+
+// The part of a split norm (see product.cuh) of rows that no product leaves it for, a warp a row.
+template <bool F16>
+__device__ __forceinline__ void prepare_norm(const float* x, const Next& next, int rows, int width) {
+    const int row = BLOCK_X * 2 + threadIdx.x / 32, begin = (int)(threadIdx.x % 32) * 4;
+    constexpr int PAIRS = MOST_SQUARES / 2;
+    release_dependents();
+    dependency_wait();
+    if (row >= rows) return;
+    const float* in = x + (i64)row * width + begin;
+    float4 v[PAIRS];
+#pragma unroll
+    for (int j = 0; j < PAIRS; j++)
+        if (j * 2 * SQUARES < width) v[j] = *(const float4*)(in + j * 2 * SQUARES);
+#pragma unroll
+    for (int j = 0; j < PAIRS; j++)
+        if (j * 2 * SQUARES < width) leave_for_next<F16>(next, row, rows, begin + j * 2 * SQUARES, width, v[j]);
+}
+
+extern "C" __global__ void __launch_bounds__(64)
+    prepare_norm_bf16(const float* x, const float* weight, bf16_t* out, float* squares, int rows, int width) {
+    prepare_norm<false>(x, Next{weight, out, squares}, rows, width);
+}
+
+extern "C" __global__ void __launch_bounds__(64)
+    prepare_norm_f16(const float* x, const float* weight, bf16_t* out, float* squares, int rows, int width) {
+    prepare_norm<true>(x, Next{weight, out, squares}, rows, width);
 }

@@ -210,11 +210,12 @@ __device__ __forceinline__ void attend(const float* q, const Projections from, i
     const int head = BLOCK_X % blocks_in_row / cluster * G;
     const int group = heads / cache.kv_heads;
     const int kv_head = head / group;
-    const i64 row_out = ((i64)row * heads + head) * dim;
+    const int head_out = row * heads + head;
 
     const int sequence = sequences[row], position = positions[row];
     if (sequence < 0 || position < 0) {
-        for (int i = part * blockDim.x + threadIdx.x; i < G * dim; i += cluster * blockDim.x) out.store(row_out + i, 0.0f);
+        for (int i = part * blockDim.x + threadIdx.x; i < G * dim; i += cluster * blockDim.x)
+            out.store(out.place(head_out, heads, dim, i), 0.0f);
         return;
     }
 
@@ -457,7 +458,7 @@ __device__ __forceinline__ void attend(const float* q, const Projections from, i
             }
             result = __fdiv_rn(result, total);
         }
-        out.store(row_out + i, result);
+        out.store(out.place(head_out, heads, dim, i), result);
     }
     // No block leaves while another reads from it.
     if (cluster > 1) cluster_barrier();
@@ -468,16 +469,16 @@ __device__ __forceinline__ void attend(const float* q, const Projections from, i
 #define ATTENTION(suffix, KV, DIM, G)                                                                                 \
     extern "C" __global__ void __launch_bounds__(512, DIM == 0 ? 1 : 2) attention_##suffix(                          \
         const float* q, int heads, const int* sequences, const int* positions, KV* pool, CACHE_PARAMS, int window,    \
-        int cluster, int depth, void* out, int out_type) {                                                            \
+        int cluster, int depth, void* out, int out_type, int blocked_rows) {                                          \
         attend<KV, DIM, G, false>(q, Projections{}, heads, sequences, positions, pool, CACHE, window, cluster, depth, \
-                                  Output{out, out_type});                                                             \
+                                  Output{out, out_type, blocked_rows});                                               \
     }                                                                                                                 \
     extern "C" __global__ void __launch_bounds__(512, DIM == 0 ? 1 : 2) decode_attention_##suffix(                   \
         const float* qkv, int heads, const float* q_norm, const float* k_norm, float eps, const float* cos_sin,       \
         const int* sequences, const int* positions, KV* pool, CACHE_PARAMS, int window, int cluster, int depth,       \
-        void* out, int out_type) {                                                                                    \
+        void* out, int out_type, int blocked_rows) {                                                                  \
         attend<KV, DIM, G, true>(nullptr, Projections{qkv, q_norm, k_norm, eps, cos_sin}, heads, sequences,           \
-                                 positions, pool, CACHE, window, cluster, depth, Output{out, out_type});              \
+                                 positions, pool, CACHE, window, cluster, depth, Output{out, out_type, blocked_rows});\
     }
 
 ATTENTION(f32_128_2, float, 128, 2)

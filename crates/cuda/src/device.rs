@@ -134,6 +134,11 @@ impl CudaDevice {
         TimedEvent::record(&self.context, known.raw(), known.name())
     }
 
+    /// Compute capability as one number, e.g. 90.
+    pub fn arch(&self) -> u32 {
+        self.context.properties.arch()
+    }
+
     pub(crate) fn is_guarded(&self) -> bool {
         self.memory.is_guarded()
     }

@@ -32,6 +32,8 @@ pub(crate) const SOURCES: &[(&str, &str)] = &[
         "gemm_many",
         concat!(
             include_str!("../kernels/product.cuh"),
+            "#line 1 \"block.cuh\"\n",
+            include_str!("../kernels/block.cuh"),
             "#line 1 \"gemm_many.cu\"\n",
             include_str!("../kernels/gemm_many.cu")
         ),
@@ -74,14 +76,26 @@ pub(crate) const SOURCES: &[(&str, &str)] = &[
 ];
 
 /// As [`SOURCES`], of instructions that only 9.0 has.
-const SOURCES_OF_HOPPER: &[(&str, &str)] = &[(
-    "codec_wgmma",
-    concat!(
-        include_str!("../kernels/streams.cuh"),
-        "#line 1 \"codec_wgmma.cu\"\n",
-        include_str!("../kernels/codec_wgmma.cu")
+const SOURCES_OF_HOPPER: &[(&str, &str)] = &[
+    (
+        "gemm_wgmma",
+        concat!(
+            include_str!("../kernels/product.cuh"),
+            "#line 1 \"block.cuh\"\n",
+            include_str!("../kernels/block.cuh"),
+            "#line 1 \"gemm_wgmma.cu\"\n",
+            include_str!("../kernels/gemm_wgmma.cu")
+        ),
     ),
-)];
+    (
+        "codec_wgmma",
+        concat!(
+            include_str!("../kernels/streams.cuh"),
+            "#line 1 \"codec_wgmma.cu\"\n",
+            include_str!("../kernels/codec_wgmma.cu")
+        ),
+    ),
+];
 
 /// The sources of an architecture.
 pub(crate) fn sources(arch: &str) -> impl Iterator<Item = (&'static str, &'static str)> {

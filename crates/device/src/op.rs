@@ -71,6 +71,9 @@ pub struct Gemm {
     pub gated: Option<View>,
     /// Output `[rows, n]`, or `[rows, n / 2]` when gated; F32, or the `activation_dtype` of the product behind.
     pub out: View,
+    /// The norm in front of a product behind, whose `x` is all of this one's `out` (F32, not gated): the device may
+    /// leave in its scratch what that product begins with. That one says so by [`InputNorm::prepared`].
+    pub next: Option<InputNorm>,
 }
 
 /// The [`RmsNorm`] in front of a [`Gemm`].
@@ -82,6 +85,9 @@ pub struct InputNorm {
     pub eps: f32,
     /// Scratch `[rows, k]`, of no use afterwards.
     pub scratch: View,
+    /// Whether the product that made `x` had this very norm as its [`Gemm::next`]; neither `x` nor the scratch has been
+    /// written since.
+    pub prepared: bool,
 }
 
 /// `out = x / sqrt(mean(x²) + eps) * weight`, per row.

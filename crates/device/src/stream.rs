@@ -67,7 +67,8 @@ pub trait Device: Send + Sync + fmt::Debug {
 
     /// How to keep what goes into a product with `weights` and nowhere else: the output of an attention, of a gated
     /// product. F32, unless the device rounds the inputs of its products anyway: then rounding them a step
-    /// earlier changes no bit and moves half the bytes.
+    /// earlier changes no bit and moves half the bytes. In what order the elements of `[rows, width]` of 16 bits lie is
+    /// then the device's own business: who writes such a view and who reads it have the same rows and width.
     fn activation_dtype(&self, weights: &Matrix) -> DType {
         let _ = weights;
         DType::F32

@@ -72,6 +72,8 @@ struct Opened {
     shuffled: Option<Arc<dyn Device>>,
     guarded: Option<Arc<CudaDevice>>,
     caches: Vec<DType>,
+    /// Compute capability; 0: none.
+    arch: u32,
 }
 
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
@@ -174,6 +176,7 @@ fn check_products(
             reference: reference.clone(),
             subject: opened.device.clone(),
             shuffled: opened.shuffled.clone(),
+            arch: opened.arch,
             guards,
             products,
             caches: opened.caches.clone(),
@@ -212,6 +215,7 @@ fn open(arguments: &Arguments, products: Products) -> anyhow::Result<Opened> {
             shuffled: None,
             guarded: None,
             caches: vec![DType::F32],
+            arch: 0,
         });
     }
     let config = CudaConfig {
@@ -236,6 +240,7 @@ fn open(arguments: &Arguments, products: Products) -> anyhow::Result<Opened> {
         }
     };
     Ok(Opened {
+        arch: device.arch(),
         guarded: (!arguments.no_guards).then(|| device.clone()),
         device,
         shuffled,

@@ -67,6 +67,7 @@ impl Codec<'_> {
             accumulate: false,
             gated: None,
             out: out.clone(),
+            next: None,
         }
     }
 
@@ -192,6 +193,7 @@ impl Codec<'_> {
                 weight: o.ones(HIDDEN)?,
                 eps: 1e-5,
                 scratch: normed.clone(),
+                prepared: false,
             }))
         };
         for _ in 0..LAYERS {

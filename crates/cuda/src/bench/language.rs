@@ -95,6 +95,7 @@ impl<'a> Stack<'a> {
         Ok(Self {
             o,
             activated: o.out_for(&layers[0].down, rows * inter)?,
+            attended: o.out_for(&layers[0].o, rows * HEADS * DIM)?,
             layers,
             caches: (0..widths.layers)
                 .map(|_| o.cache(cache))
@@ -103,7 +104,6 @@ impl<'a> Stack<'a> {
             normed: o.out(rows * hidden)?,
             qkv: o.out(rows * (HEADS + 2 * KV_HEADS) * DIM)?,
             q: o.out(rows * HEADS * DIM)?,
-            attended: o.out(rows * HEADS * DIM)?,
             gate_up: o.out(rows * 2 * inter)?,
         })
     }
@@ -120,20 +120,22 @@ impl<'a> Stack<'a> {
             accumulate: false,
             gated: None,
             out: out.clone(),
+            next: None,
         }
     }
 
-    fn norm(&self, weight: &View) -> Option<InputNorm> {
+    fn norm(&self, weight: &View, prepared: bool) -> Option<InputNorm> {
         Some(InputNorm {
             weight: weight.clone(),
             eps: EPS,
             scratch: self.normed.clone(),
+            prepared,
         })
     }
 
     fn pass(&self, pass: &Pass, stage: &mut Stage, positions: usize) {
         let rows = pass.rows;
-        for (layer, cache) in self.layers.iter().zip(&self.caches) {
+        for (i, (layer, cache)) in self.layers.iter().zip(&self.caches).enumerate() {
             let qkv = QkvRope {
                 qkv: self.qkv.clone(),
                 rows,
@@ -150,7 +152,7 @@ impl<'a> Stack<'a> {
             stage.add(
                 "qkv",
                 Gemm {
-                    norm: self.norm(&layer.input_norm),
+                    norm: self.norm(&layer.input_norm, i > 0),
                     ..self.product(&self.x, &layer.qkv, rows, &self.qkv)
                 },
             );
@@ -179,13 +181,14 @@ impl<'a> Stack<'a> {
                 "o",
                 Gemm {
                     accumulate: true,
+                    next: self.norm(&layer.post_norm, false),
                     ..self.product(&self.attended, &layer.o, rows, &self.x)
                 },
             );
             stage.add(
                 "gate up",
                 Gemm {
-                    norm: self.norm(&layer.post_norm),
+                    norm: self.norm(&layer.post_norm, true),
                     gated: Some(self.gate_up.clone()),
                     ..self.product(&self.x, &layer.gate_up, rows, &self.activated)
                 },
@@ -194,6 +197,10 @@ impl<'a> Stack<'a> {
                 "down",
                 Gemm {
                     accumulate: true,
+                    next: self
+                        .layers
+                        .get(i + 1)
+                        .and_then(|behind| self.norm(&behind.input_norm, false)),
                     ..self.product(&self.activated, &layer.down, rows, &self.x)
                 },
             );
@@ -403,7 +410,7 @@ pub(crate) fn predictor(o: &Operands, talker_width: usize, rows: usize, copies: 
         };
         stack.pass(&pass, &mut stage, group + 2);
         let head = o.matrix(CODES, hidden)?;
-        let norm = stack.norm(&o.ones(hidden)?);
+        let norm = stack.norm(&o.ones(hidden)?, false);
         stage.add(
             "head",
             Gemm {

@@ -4,6 +4,8 @@ use std::sync::Arc;
 
 use laneway_device::DType;
 
+use crate::lower::kept::blocked_at;
+
 /// A poisoned float: no operation may leave it where it writes, or take it from where it must not read.
 const POISON_F32: u32 = 0x7fc0_dead;
 const POISON_BF16: u16 = 0x7fc1;
@@ -117,6 +119,33 @@ impl Data {
             out.extend_from_slice(&self.bytes[row * bytes..][..bytes]);
         }
         Data::new(self.dtype, out)
+    }
+
+    /// Rows of `width` elements as products that want them in blocks of rows keep them.
+    pub(crate) fn to_blocks(&self, width: usize) -> Data {
+        self.moved(
+            |row, rows, column| (row * width + column, blocked_at(row, rows, column, width)),
+            width,
+        )
+    }
+
+    /// What [`Data::to_blocks`] was made of.
+    pub(crate) fn from_blocks(&self, width: usize) -> Data {
+        self.moved(
+            |row, rows, column| (blocked_at(row, rows, column, width), row * width + column),
+            width,
+        )
+    }
+
+    /// Every element of rows of `width`, from one place to another.
+    fn moved(&self, places: impl Fn(usize, usize, usize) -> (usize, usize), width: usize) -> Data {
+        let (size, rows) = (self.dtype.size(), self.len() / width);
+        let mut bytes = vec![0; self.bytes.len()];
+        for i in 0..rows * width {
+            let (from, to) = places(i / width, rows, i % width);
+            bytes[to * size..][..size].copy_from_slice(&self.bytes[from * size..][..size]);
+        }
+        Data::new(self.dtype, bytes)
     }
 
     /// The first `len` elements.

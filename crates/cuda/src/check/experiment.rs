@@ -6,6 +6,7 @@ use laneway_device::{DType, Matrix, Op, Result, Touches, View};
 
 use super::data::{Data, Measure};
 use super::rig::Rig;
+use crate::lower::kept::Kept;
 
 /// Names an operand of an experiment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -31,10 +32,19 @@ struct Operand {
     role: Role,
     /// What it holds before.
     data: Data,
-    /// Elements that belong to one row of the operation, when its rows are independent.
+    /// Elements that belong to one row of the operation, when its rows are independent. Of 16 bits they go into a
+    /// product and nowhere else.
     row: Option<usize>,
     /// Reached through an index buffer.
     pool: bool,
+}
+
+impl Operand {
+    /// The width of rows that lie in blocks on `rig`.
+    fn in_blocks(&self, rows: usize, rig: &Rig) -> Option<usize> {
+        let kept = |width: &usize| Kept::of(self.data.dtype, rows, *width, rig.arch);
+        self.row.filter(|width| kept(width) == Kept::Blocked)
+    }
 }
 
 /// Operations over placed operands and a number of rows.
@@ -243,7 +253,13 @@ impl Experiment {
                 (Role::Matrix { n, k }, None) => {
                     matrix = Some(rig.matrix(operand.name, *n, *k, &operand.data)?);
                 }
-                _ => view = Some(rig.upload(operand.name, &operand.data)?),
+                _ => {
+                    let data = match operand.in_blocks(self.rows, rig) {
+                        Some(width) => &operand.data.to_blocks(width),
+                        None => &operand.data,
+                    };
+                    view = Some(rig.upload(operand.name, data)?);
+                }
             }
             placed.views.push(view);
             placed.matrices.push(matrix);
@@ -279,7 +295,13 @@ impl Experiment {
         run(&touches)?;
         let fetch = |(operand, view): (&Operand, &Option<View>)| match (&operand.role, view) {
             (Role::Scratch | Role::Matrix { .. }, _) | (_, None) => Ok(None),
-            (_, Some(view)) => rig.download(view).map(Some),
+            (_, Some(view)) => {
+                let data = rig.download(view)?;
+                Ok(Some(match operand.in_blocks(self.rows, rig) {
+                    Some(width) => data.from_blocks(width),
+                    None => data,
+                }))
+            }
         };
         self.operands.iter().zip(&placed.views).map(fetch).collect()
     }

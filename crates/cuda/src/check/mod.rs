@@ -54,6 +54,9 @@ pub struct CheckConfig {
     pub subject: Arc<dyn Device>,
     /// The subject's kind of device with its blocks in another order; must give the subject's bits.
     pub shuffled: Option<Arc<dyn Device>>,
+    /// Compute capability of the subject, e.g. 90: it decides how what goes into products lies in its memory. 0: by rows,
+    /// as on the CPU device.
+    pub arch: u32,
     /// Called behind every case: whether something outside the buffers was written.
     #[allow(clippy::type_complexity)] // Naming the type would not say more.
     pub guards: Option<Box<dyn Fn() -> std::result::Result<(), String>>>,
@@ -91,6 +94,8 @@ pub(crate) struct Context {
     pub(crate) caches: Vec<DType>,
     pub(crate) states: Vec<DType>,
     pub(crate) sizes: Sizes,
+    /// See [`CheckConfig::arch`].
+    pub(crate) arch: u32,
 }
 
 impl Context {
@@ -201,6 +206,7 @@ pub fn check(config: &CheckConfig, report: &mut dyn FnMut(&CaseReport)) -> Resul
         caches: config.caches.clone(),
         states: config.states.clone(),
         sizes: config.sizes,
+        arch: config.arch,
     };
     let chosen = |case: &Case| match config.filter.as_deref() {
         None => true,
@@ -210,11 +216,15 @@ pub fn check(config: &CheckConfig, report: &mut dyn FnMut(&CaseReport)) -> Resul
     let cases: Vec<Case> = cases::all(&context).into_iter().filter(chosen).collect();
     let threads = config.threads.clamp(1, AHEAD);
     let rigs = (0..threads)
-        .map(|_| Rig::new(config.reference.clone()))
+        .map(|_| Rig::new(config.reference.clone(), 0))
         .collect::<Result<Vec<_>>>()?;
     let mut subject = Subject {
-        rig: Rig::new(config.subject.clone())?,
-        shuffled: config.shuffled.clone().map(Rig::new).transpose()?,
+        rig: Rig::new(config.subject.clone(), config.arch)?,
+        shuffled: config
+            .shuffled
+            .clone()
+            .map(|device| Rig::new(device, config.arch))
+            .transpose()?,
         config,
     };
     let ahead = Ahead::default();
@@ -409,7 +419,7 @@ impl Subject<'_> {
     /// A failed stream refuses everything behind the failure: take a new one, if the device still answers.
     fn revive(&mut self) -> std::result::Result<(), String> {
         let fresh = |device: &Arc<dyn Device>| {
-            let rig = Rig::new(device.clone())?;
+            let rig = Rig::new(device.clone(), self.config.arch)?;
             let data = data::Data::ints(&[1, 2, 3]);
             let view = rig.upload("probe", &data)?;
             rig.download(&view)?;

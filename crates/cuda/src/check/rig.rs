@@ -20,12 +20,14 @@ pub(crate) const DEADLINE: Duration = Duration::from_secs(120);
 pub(crate) struct Rig {
     pub(crate) device: Arc<dyn Device>,
     pub(crate) stream: Arc<dyn Stream>,
+    /// Compute capability, which decides how 16-bit inputs of products lie; 0: by rows.
+    pub(crate) arch: u32,
     /// Pinned memory by type: page-locking is slow, so it is kept.
     staging: Mutex<HashMap<DType, Buffer>>,
 }
 
 impl Rig {
-    pub(crate) fn new(device: Arc<dyn Device>) -> Result<Self> {
+    pub(crate) fn new(device: Arc<dyn Device>, arch: u32) -> Result<Self> {
         let stream = device.create_stream(StreamConfig {
             name: "check".to_owned(),
             priority: Priority::Normal,
@@ -34,6 +36,7 @@ impl Rig {
         Ok(Self {
             device,
             stream,
+            arch,
             staging: Mutex::default(),
         })
     }

@@ -17,6 +17,7 @@ fn config(subject: Arc<dyn Device>, filter: Option<&str>) -> CheckConfig {
         reference: cpu(),
         subject,
         shuffled: None,
+        arch: 0,
         guards: None,
         products: Products::AsGiven,
         caches: vec![DType::F32],
@@ -51,6 +52,30 @@ fn the_cpu_device_agrees_with_itself_on_every_operation() {
     }
     for name in Op::NAMES {
         assert!(all.iter().any(|report| report.op == *name), "no case of {name}");
+    }
+}
+
+#[test]
+fn operands_of_products_lie_in_blocks_on_the_device_and_by_rows_in_an_outcome() {
+    let (rows, width) = (70, 1024);
+    let values: Vec<f32> = (0..rows * width).map(|i| (i % 251) as f32).collect();
+    let mut e = Experiment::new(rows);
+    let narrow = e.input_rows("narrow", width, data::Data::real(&values, DType::Bf16));
+    let wide = e.input_rows("wide", width, data::Data::floats(&values));
+    for (arch, blocks) in [(0, false), (89, false), (90, true)] {
+        let rig = Rig::new(cpu(), arch).unwrap();
+        let (outcome, placed) = e.run(&rig, None).unwrap();
+        for (slot, moved) in [(narrow, blocks), (wide, false)] {
+            let held = rig.download(&placed.view(slot)).unwrap();
+            let fetched = slot.of(&outcome);
+            assert_eq!(fetched.first_difference(&held).is_some(), moved, "arch {arch}");
+            let element = |row, column| fetched.float(row * width + column);
+            assert_eq!(element(69, 1023), values[70 * width - 1], "arch {arch}");
+            if moved {
+                // Row 65 is the second of a block of six; its third eight columns lie behind two eights of all six.
+                assert_eq!(held.float(64 * width + (2 * 6 + 1) * 8 + 3), element(65, 19));
+            }
+        }
     }
 }
 

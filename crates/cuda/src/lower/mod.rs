@@ -5,7 +5,8 @@
 
 mod clip;
 mod codec;
-mod gemm;
+pub(crate) mod gemm;
+pub(crate) mod kept;
 mod rows;
 mod sequence;
 #[cfg(test)]

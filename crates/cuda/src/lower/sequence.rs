@@ -4,6 +4,7 @@ use laneway_device::op::{self, KvCache};
 use laneway_device::{DType, View};
 
 use super::Target;
+use super::kept::Kept;
 use crate::launch::{Args, Launch};
 
 mod plan;
@@ -62,7 +63,8 @@ pub(super) fn attention(op: &op::Attention, target: Target, out: &mut Vec<Launch
         .view(&op.sequences)
         .view(&op.positions);
     let args = cache_args(args, &op.cache).int(window_arg(op.window));
-    let args = plan.args(args).view(&op.out).int(output_type(&op.out));
+    let width = op.heads * op.cache.head_dim;
+    let args = output_args(plan.args(args), &op.out, op.rows, width, target);
     plan.launch(plan.form.attention, args, out);
 }
 
@@ -93,7 +95,8 @@ pub(super) fn decode_attention(op: &op::DecodeAttention, target: Target, out: &m
         .view(&qkv.sequences)
         .view(&qkv.positions);
     let args = cache_args(args, &qkv.cache).int(window_arg(op.window));
-    let args = plan.args(args).view(&op.out).int(output_type(&op.out));
+    let width = qkv.heads * qkv.cache.head_dim;
+    let args = output_args(plan.args(args), &op.out, qkv.rows, width, target);
     plan.launch(plan.form.decode, args, out);
 }
 
@@ -113,13 +116,20 @@ fn window_arg(window: Option<usize>) -> usize {
     window.map_or(0, |window| window.min(i32::MAX as usize))
 }
 
-/// How the kernels call the type of attention's output.
-fn output_type(out: &View) -> usize {
-    match out.buffer.dtype() {
+/// Attention's output `[rows, width]`: where, of which type, and in blocks of how many rows in all (0: by rows).
+fn output_args(args: Args, out: &View, rows: usize, width: usize, target: Target) -> Args {
+    let dtype = match out.buffer.dtype() {
         DType::Bf16 => 1,
         DType::F16 => 2,
         _ => 0,
-    }
+    };
+    // The kernels count elements in 32 bits.
+    assert!(
+        i32::try_from(rows * width).is_ok(),
+        "attention's output of {rows} rows of {width} has 2^31 elements or more"
+    );
+    let blocked = Kept::of_view(out, rows, width, target) == Kept::Blocked;
+    args.view(out).int(dtype).int(if blocked { rows } else { 0 })
 }
 
 fn check_head(cache: &KvCache) {

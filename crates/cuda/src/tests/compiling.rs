@@ -8,6 +8,8 @@ use crate::kernels::{SOURCES, Unit};
 const REGISTERS: &[(&str, usize)] = &[
     ("gemm", 136),
     ("gemm_many", 168),
+    // Two blocks of 64 outputs, or one of 128, on a multiprocessor.
+    ("gemm_wgmma", 128),
     ("rows", 80),
     ("sequence", 128),
     // Of heads that share no keys; the launch bounds of the others see to 128.

@@ -20,6 +20,7 @@ fn gemm(o: &Operands, x: View, rows: usize, (n, k): (usize, usize), dtype: DType
         scale: None,
         accumulate: false,
         out: o.floats(rows * n),
+        next: None,
     }
 }
 

@@ -209,6 +209,10 @@ impl Op {
                     all.write("gated", scratch, op.rows * op.w.n, F32);
                 }
                 all.write("out", &op.out, op.rows * op.out_width(), Floats);
+                if let Some(next) = &op.next {
+                    all.read("next.weight", &next.weight, op.w.n, F32);
+                    all.write("next.scratch", &next.scratch, op.rows * op.w.n, F32);
+                }
             }
             Op::RmsNorm(op) => {
                 all.read("x", &op.x, op.rows * op.width, F32).in_place();

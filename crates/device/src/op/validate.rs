@@ -116,6 +116,12 @@ fn product_problem(op: &Gemm) -> Option<String> {
     if narrow(&op.out) && op.accumulate {
         return Some(format!("out {:?} is added to: it must be F32", op.out));
     }
+    if op.next.is_some() && (narrow(&op.out) || op.gated.is_some()) {
+        return Some(format!(
+            "out {:?} is normed next: it must be F32 and not gated",
+            op.out
+        ));
+    }
     op.gated.as_ref()?;
     if !op.w.n.is_multiple_of(2) {
         return Some(format!("{} outputs have no half that gates the other", op.w.n));

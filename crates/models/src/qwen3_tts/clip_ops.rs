@@ -133,6 +133,7 @@ impl ClipOps<'_> {
             scale: None,
             accumulate: false,
             out: out.slice(0, rows * layer.w.n),
+            next: None,
         })
     }
 
@@ -156,6 +157,7 @@ impl ClipOps<'_> {
             scale: Some(scale.clone()),
             accumulate: true,
             out: out.slice(0, rows * w.n),
+            next: None,
         })
     }
 

@@ -105,11 +105,12 @@ impl DecoderStack {
     }
 
     /// The final norm in front of a product.
-    pub(super) fn final_input_norm(&self, scratch: View) -> InputNorm {
+    pub(super) fn final_input_norm(&self, scratch: View, prepared: bool) -> InputNorm {
         InputNorm {
             weight: self.norm.clone(),
             eps: self.config.rms_norm_eps,
             scratch,
+            prepared,
         }
     }
 
@@ -121,11 +122,12 @@ impl DecoderStack {
         pass: &StackPass<'_>,
     ) -> Result<()> {
         let (c, w, rows) = (&self.config, workspace, pass.rows);
-        let norm = |weight: &View| {
+        let norm = |weight: &View, prepared| {
             Some(InputNorm {
                 weight: weight.clone(),
                 eps: c.rms_norm_eps,
                 scratch: w.normed.view(),
+                prepared,
             })
         };
         let product = |x: View, weight: &Matrix, out: View| Gemm {
@@ -139,6 +141,7 @@ impl DecoderStack {
             accumulate: false,
             gated: None,
             out,
+            next: None,
         };
         for (i, layer) in self.layers.iter().enumerate() {
             let qkv = QkvRope {
@@ -155,7 +158,8 @@ impl DecoderStack {
                 q_out: w.q.view(),
             };
             launcher.run(Gemm {
-                norm: norm(&layer.input_norm),
+                // The layer before has prepared it.
+                norm: norm(&layer.input_norm, i > 0),
                 ..product(pass.x.clone(), &layer.qkv, w.qkv.view())
             })?;
             let last = i + 1 == self.layers.len();
@@ -184,15 +188,20 @@ impl DecoderStack {
             }
             launcher.run(Gemm {
                 accumulate: true,
+                next: norm(&layer.post_norm, false),
                 ..product(w.attended.view(), &layer.o, pass.x.clone())
             })?;
             launcher.run(Gemm {
-                norm: norm(&layer.post_norm),
+                norm: norm(&layer.post_norm, true),
                 gated: Some(w.gate_up.view()),
                 ..product(pass.x.clone(), &layer.gate_up, w.activated.view())
             })?;
             launcher.run(Gemm {
                 accumulate: true,
+                next: match self.layers.get(i + 1) {
+                    Some(behind) => norm(&behind.input_norm, false),
+                    None => pass.next.clone(),
+                },
                 ..product(w.activated.view(), &layer.down, pass.x.clone())
             })?;
         }
@@ -261,6 +270,8 @@ pub(super) struct StackPass<'a> {
     pub(super) positions: View,
     pub(super) kind: Rows,
     pub(super) cache: &'a PagedCache,
+    /// The norm in front of a product behind the stack, of all rows of `x`.
+    pub(super) next: Option<InputNorm>,
 }
 
 /// A paged cache of all layers: a page holds, layer by layer, the keys and then the values of its positions.

@@ -54,6 +54,7 @@ impl Projection {
             scale: None,
             accumulate: false,
             out,
+            next: None,
         }
     }
 }
@@ -338,6 +339,8 @@ impl Predictor {
             positions: w.positions.slice(pairs, 2 * rows),
             kind: Rows::Several,
             cache: &w.cache,
+            // The second half of the rows is drawn from.
+            next: None,
         };
         self.stack.run(launcher, &w.stack, &first)?;
         self.draw(launcher, w, step, 0, w.x.slice(rows * width, rows * width))?;
@@ -354,6 +357,7 @@ impl Predictor {
                 positions: w.positions.slice(position * w.max_rows, rows),
                 kind: Rows::OneEach,
                 cache: &w.cache,
+                next: Some(self.stack.final_input_norm(w.normed.view(), false)),
             };
             self.stack.run(launcher, &w.stack, &next)?;
             self.draw(launcher, w, step, pass, w.x.slice(0, rows * width))?;
@@ -372,7 +376,7 @@ impl Predictor {
     ) -> Result<()> {
         let (rows, groups, vocab) = (step.rows, self.stack.config.num_code_groups, self.codebook_size);
         launcher.run(Gemm {
-            norm: Some(self.stack.final_input_norm(w.normed.view())),
+            norm: Some(self.stack.final_input_norm(w.normed.view(), pass > 0)),
             gated: None,
             x,
             rows,
@@ -382,6 +386,7 @@ impl Predictor {
             scale: None,
             accumulate: false,
             out: w.logits.view(),
+            next: None,
         })?;
         let probed = |all: &View| all.slice(pass * rows * vocab, rows * vocab);
         launcher.run(Sample {

@@ -266,6 +266,7 @@ impl Talker {
             scale: None,
             accumulate: false,
             out,
+            next: None,
         };
         launcher.run(Embed {
             tables: vec![self.text_embedding.clone()],
@@ -437,6 +438,7 @@ impl Talker {
             positions: positions.clone(),
             kind,
             cache: &w.cache,
+            next: None,
         };
         self.stack.run(launcher, &w.stack, &pass)
     }
@@ -457,6 +459,7 @@ impl Talker {
             scale: None,
             accumulate: false,
             out: w.logits.view(),
+            next: None,
         })?;
         launcher.run(Sample {
             logits: w.logits.view(),

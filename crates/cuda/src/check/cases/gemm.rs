@@ -8,11 +8,15 @@ use crate::check::Context;
 use crate::check::data::{Data, Measure, narrowed};
 use crate::check::experiment::Experiment;
 use crate::check::random::Random;
+use crate::lower::gemm::splits_norm;
 
 /// Batch sizes at which a device may change kernels.
 const SWITCHES: &[usize] = &[
     1, 2, 3, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 96, 127, 128, 129, 255, 256, 257,
 ];
+
+/// Those where inputs in blocks of rows change blocks, columns and kernels.
+const IN_BLOCKS: &[usize] = &[8, 9, 16, 17, 33, 64, 65, 100];
 
 const EPS: f32 = 1e-6;
 
@@ -20,6 +24,8 @@ const EPS: f32 = 1e-6;
 const BOUND: f64 = 3e-5;
 /// With a norm ahead: its last bit decides how some inputs round to bfloat16.
 const NORMED_BOUND: f64 = 1e-4;
+/// A norm that is split rounds its row before it divides it, another one behind: to bfloat16 and to half precision.
+const SPLIT_BOUND: f64 = 4e-3;
 /// The last bit decides how some outputs round to 16 bits.
 const NARROW_BOUND: f64 = 1e-3;
 
@@ -147,6 +153,42 @@ const SMALL: &[Shape] = &[
     plain(64, 1),
 ];
 
+/// Inputs and outputs in blocks of rows, and what neighbours them.
+fn in_blocks() -> Vec<Shape> {
+    let narrow = |shape| Shape {
+        narrow: true,
+        ..shape
+    };
+    let to_narrow = |shape| Shape {
+        narrow_out: true,
+        ..shape
+    };
+    let bare_gate = |n, k| Shape {
+        gated: true,
+        ..plain(n, k)
+    };
+    vec![
+        narrow(biased(1024, 3072, Activation::Silu)),
+        narrow(scaled(2048, 1024, true)),
+        narrow(residual(1024, 2048)),
+        narrow(plain(8192, 1024)),
+        narrow(bare_gate(256, 2048)),
+        to_narrow(narrow(bare_gate(4096, 1024))),
+        to_narrow(narrow(bare_gate(256, 1024))),
+        to_narrow(narrow(biased(1024, 2048, Activation::Gelu))),
+        to_narrow(normed(2048, 1024)),
+        // Read by the kernels of other shapes: whole blocks, eight rows at a time, in parts.
+        narrow(biased(130, 1024, Activation::None)),
+        narrow(bare_gate(96, 1024)),
+        narrow(bare_gate(80, 1024)),
+        // Written by them.
+        to_narrow(narrow(biased(1024, 512, Activation::Gelu))),
+        to_narrow(plain(2048, 48)),
+        to_narrow(plain(1024, 40)),
+        to_narrow(bare_gate(2048, 40)),
+    ]
+}
+
 pub(super) fn cases(context: &Context, out: &mut Vec<Case>) {
     for dtype in [DType::Bf16, DType::F32] {
         for shape in SMALL {
@@ -191,6 +233,9 @@ pub(super) fn cases(context: &Context, out: &mut Vec<Case>) {
             };
             push(context, Shape { dtype, ..*shape }, rows, parts, out);
         }
+        for shape in in_blocks().into_iter().filter(|_| context.rounds()) {
+            push(context, Shape { dtype, ..shape }, 130, IN_BLOCKS, out);
+        }
         // Prefills.
         for shape in [normed(4096, 1024), residual(2048, 6144), gated(6144, 1024)] {
             push(context, Shape { dtype, ..shape }, 300, SWITCHES, out);
@@ -221,13 +266,14 @@ fn push(context: &Context, shape: Shape, rows: usize, parts: &'static [usize], o
     }
     let dtype = if shape.dtype == DType::Bf16 { "bf16" } else { "f32" };
     let kept = context.narrow(shape.dtype);
+    let split = shape.norm && splits_norm(kept, (shape.n, shape.k), shape.gated, context.arch);
     out.push(Case::new("Gemm", name, dtype, move |random| {
-        Work::Rows(experiment(shape, rows, kept, random), parts.to_vec())
+        Work::Rows(experiment(shape, rows, (kept, split), random), parts.to_vec())
     }));
 }
 
-/// `kept`: what the subject makes of weights and inputs.
-fn experiment(shape: Shape, rows: usize, kept: DType, random: &mut Random) -> Experiment {
+/// `kept`: what the subject makes of weights and inputs; `split`: whether it divides behind the product.
+fn experiment(shape: Shape, rows: usize, (kept, split): (DType, bool), random: &mut Random) -> Experiment {
     let rounds = kept != DType::F32;
     let Shape { n, k, .. } = shape;
     let x = random.floats(rows * k, 1.0);
@@ -274,6 +320,7 @@ fn experiment(shape: Shape, rows: usize, kept: DType, random: &mut Random) -> Ex
             weight: p.view(weight),
             eps: EPS,
             scratch: p.view(scratch),
+            prepared: false,
         }),
         rows,
         w: p.matrix(w),
@@ -283,10 +330,12 @@ fn experiment(shape: Shape, rows: usize, kept: DType, random: &mut Random) -> Ex
         accumulate: shape.accumulate,
         gated: p.optional(gate),
         out: p.view(out),
+        next: None,
     };
     let mut e = e.ops(move |p, rows| vec![gemm(p, rows).into()]);
     if let Some((_, scratch)) = norm {
-        e = e.alternate("norm apart", bound.max(NORMED_BOUND), move |p, rows| {
+        let bound = bound.max(if split { SPLIT_BOUND } else { NORMED_BOUND });
+        e = e.alternate("norm apart", bound, move |p, rows| {
             let mut product = gemm(p, rows);
             let mut ops: Vec<Op> = Vec::new();
             if let Some(norm) = product.norm.take() {
@@ -327,12 +376,15 @@ fn experiment(shape: Shape, rows: usize, kept: DType, random: &mut Random) -> Ex
     let mut inputs = x;
     if shape.norm {
         for row in inputs.chunks_exact_mut(k) {
-            normalise(row, &norm_weight);
+            normalise(row, &norm_weight, |x| if split { narrowed(x, kept) } else { x });
         }
     }
     let round = |values: &[f32]| -> Vec<f32> { values.iter().map(|x| narrowed(*x, kept)).collect() };
+    if !split {
+        inputs = round(&inputs);
+    }
     let mut replaced = vec![
-        (x_slot, Data::floats(&round(&inputs))),
+        (x_slot, Data::floats(&inputs)),
         (w, Data::floats(&round(&weights))),
     ];
     if shape.narrow_out {
@@ -347,11 +399,11 @@ fn experiment(shape: Shape, rows: usize, kept: DType, random: &mut Random) -> Ex
     })
 }
 
-/// RMS norm of a row, in f64.
-fn normalise(row: &mut [f32], weight: &[f32]) {
+/// RMS norm of a row, in f64; `ahead` is done to what is then divided by the root.
+fn normalise(row: &mut [f32], weight: &[f32], ahead: impl Fn(f32) -> f32) {
     let squares: f64 = row.iter().map(|x| f64::from(*x).powi(2)).sum();
     let inverse = 1.0 / (squares / row.len() as f64 + f64::from(EPS)).sqrt();
     for (x, w) in row.iter_mut().zip(weight) {
-        *x = (f64::from(*x) * inverse * f64::from(*w)) as f32;
+        *x = (f64::from(ahead(*x * w)) * inverse) as f32;
     }
 }

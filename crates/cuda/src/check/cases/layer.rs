@@ -85,11 +85,12 @@ fn layer(context: &Context, hidden: usize, inner: usize, shape: Shape, random: &
     let attended = e.scratch_rows("attended", narrow, width);
     let activated = e.scratch_rows("activated", narrow, inner);
 
-    let input_norm = move |p: &Placed| {
+    let input_norm = move |p: &Placed, prepared| {
         Some(InputNorm {
             weight: p.view(norm),
             eps: 1e-6,
             scratch: p.view(normed),
+            prepared,
         })
     };
     let product = |p: &Placed, rows: usize, x: Slot, w: Slot, out: Slot| Gemm {
@@ -103,50 +104,55 @@ fn layer(context: &Context, hidden: usize, inner: usize, shape: Shape, random: &
         accumulate: false,
         gated: None,
         out: p.view(out),
+        next: None,
     };
     let e = e.ops(move |p, rows| {
-        let one = [
-            Gemm {
-                norm: input_norm(p),
-                ..product(p, rows, x, qkv_w, qkv)
-            }
-            .into(),
-            DecodeAttention {
-                qkv: QkvRope {
-                    qkv: p.view(qkv),
-                    rows,
-                    heads: shape.heads,
-                    q_norm: Some(p.view(head_norm)),
-                    k_norm: Some(p.view(head_norm)),
-                    eps: 1e-6,
-                    cos_sin: p.view(cos_sin),
-                    sequences: p.view(sequences),
-                    positions: p.view(positions),
-                    cache: Cache::view(shape, blocks, p, pool, table),
-                    q_out: p.view(q),
-                },
-                window: None,
-                out: p.view(attended),
-            }
-            .into(),
-            Gemm {
-                accumulate: true,
-                ..product(p, rows, attended, o_w, x)
-            }
-            .into(),
-            Gemm {
-                norm: input_norm(p),
-                gated: Some(p.view(gate_up)),
-                ..product(p, rows, x, gate_up_w, activated)
-            }
-            .into(),
-            Gemm {
-                accumulate: true,
-                ..product(p, rows, activated, down_w, x)
-            }
-            .into(),
-        ];
-        std::iter::repeat_n(one, LAYERS).flatten().collect()
+        let one = |layer: usize| {
+            [
+                Gemm {
+                    norm: input_norm(p, layer > 0),
+                    ..product(p, rows, x, qkv_w, qkv)
+                }
+                .into(),
+                DecodeAttention {
+                    qkv: QkvRope {
+                        qkv: p.view(qkv),
+                        rows,
+                        heads: shape.heads,
+                        q_norm: Some(p.view(head_norm)),
+                        k_norm: Some(p.view(head_norm)),
+                        eps: 1e-6,
+                        cos_sin: p.view(cos_sin),
+                        sequences: p.view(sequences),
+                        positions: p.view(positions),
+                        cache: Cache::view(shape, blocks, p, pool, table),
+                        q_out: p.view(q),
+                    },
+                    window: None,
+                    out: p.view(attended),
+                }
+                .into(),
+                Gemm {
+                    accumulate: true,
+                    next: input_norm(p, false),
+                    ..product(p, rows, attended, o_w, x)
+                }
+                .into(),
+                Gemm {
+                    norm: input_norm(p, true),
+                    gated: Some(p.view(gate_up)),
+                    ..product(p, rows, x, gate_up_w, activated)
+                }
+                .into(),
+                Gemm {
+                    accumulate: true,
+                    next: input_norm(p, false),
+                    ..product(p, rows, activated, down_w, x)
+                }
+                .into(),
+            ]
+        };
+        (0..LAYERS).flat_map(one).collect()
     });
     let wide = [(attended, rows * width), (activated, rows * inner)];
     let wide = wide.map(|(slot, len)| (slot, Data::poison(DType::F32, len)));

@@ -119,8 +119,17 @@ pub(super) fn cases(context: &Context, out: &mut Vec<Case>) {
                 move |random| Work::streams(packed_case(shape, frames, starts, random)),
             ));
         }
-        if !small(context) {
-            let shape = Shape { pool, ..TALKER };
+        let outs: &[DType] = match (small(context), context.rounds()) {
+            (true, _) => &[],
+            (false, true) => &[DType::F32, DType::Bf16],
+            (false, false) => &[DType::F32],
+        };
+        for &out_type in outs {
+            let shape = Shape {
+                pool,
+                out: out_type,
+                ..TALKER
+            };
             out.push(Case::new(
                 "Attention",
                 format!("{} prefill 400", shape.label()),

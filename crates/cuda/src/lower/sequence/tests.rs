@@ -148,3 +148,37 @@ fn a_window_past_all_positions_fits_an_int() {
     assert_eq!(window_arg(Some(72)), 72);
     assert_eq!(window_arg(Some(usize::MAX)), i32::MAX as usize);
 }
+
+#[test]
+fn attention_writes_what_its_product_reads() {
+    for (dtype, rows, heads, target, expected) in [
+        (DType::F16, 9, 16, HOPPER, [2, 9]),
+        (DType::Bf16, 300, 8, HOPPER, [1, 300]),
+        // Few rows, a width of no 1024, another architecture, f32: by rows.
+        (DType::F16, 8, 16, HOPPER, [2, 0]),
+        (DType::F16, 9, 12, HOPPER, [2, 0]),
+        (DType::F16, 9, 16, ADA, [2, 0]),
+        (DType::F32, 9, 16, HOPPER, [0, 0]),
+    ] {
+        let width = heads * 128;
+        let op = Attention {
+            q: view(DType::F32, rows * width),
+            rows,
+            heads,
+            sequences: view(DType::I32, rows),
+            positions: view(DType::I32, rows),
+            cache: cache(4, 4, 128),
+            window: None,
+            out: view(dtype, rows * width),
+        };
+        let mut out = Vec::new();
+        attention(&op, target, &mut out);
+        let fields = out[0].args.fields();
+        let last = fields[fields.len() - 2..].iter().map(|&(offset, size)| {
+            let bytes = &out[0].args.bytes()[offset..][..size];
+            i32::from_le_bytes(bytes.try_into().unwrap())
+        });
+        let what = format!("{dtype:?} {rows}x{width} on {}", target.arch);
+        assert_eq!(last.collect::<Vec<_>>(), expected, "{what}");
+    }
+}

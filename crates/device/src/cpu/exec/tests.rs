@@ -72,6 +72,7 @@ fn gemm_adds_to_its_output_and_refuses_operands_that_overlap_or_are_short() {
         scale: Some(bench.floats("scale", &[1.0, 2.0, 3.0])),
         accumulate: true,
         out: bench.floats("out", &[100.0; 6]),
+        next: None,
     };
     run(op.clone()).unwrap();
     assert_eq!(
@@ -109,6 +110,7 @@ fn a_gated_product_behind_a_norm_is_its_parts() {
             weight: weight.clone(),
             eps: 1e-6,
             scratch: floats("scratch", rows * k),
+            prepared: false,
         }),
         gated: Some(floats("gated", rows * n)),
         x: x.clone(),
@@ -119,6 +121,7 @@ fn a_gated_product_behind_a_norm_is_its_parts() {
         scale: None,
         accumulate: false,
         out: floats("out", rows * n / 2),
+        next: None,
     };
     run(fused.clone()).unwrap();
     let (normed, product) = (floats("normed", rows * k), floats("product", rows * n));

@@ -23,6 +23,7 @@ pub(super) const CASES: &[Case] = &[
                 scale: Some(m.f32("scale", 4)),
                 accumulate: true,
                 out: m.f32("out", 3 * 4),
+                next: None,
             })
         },
         &["w"],
@@ -35,6 +36,7 @@ pub(super) const CASES: &[Case] = &[
                     weight: m.f32("norm.weight", 5),
                     eps: 1e-6,
                     scratch: m.f32("norm.scratch", 3 * 5),
+                    prepared: false,
                 }),
                 gated: Some(m.f32("gated", 3 * 4)),
                 x: m.f32("x", 3 * 5),
@@ -45,6 +47,31 @@ pub(super) const CASES: &[Case] = &[
                 scale: None,
                 accumulate: false,
                 out: m.f32("out", 3 * 2),
+                next: None,
+            })
+        },
+        &["w"],
+        &["w"],
+    ),
+    (
+        |m| {
+            Op::from(Gemm {
+                norm: None,
+                gated: None,
+                x: m.f32("x", 3 * 5),
+                rows: 3,
+                w: m.matrix(4, 5),
+                bias: None,
+                activation: Activation::None,
+                scale: None,
+                accumulate: true,
+                out: m.f32("out", 3 * 4),
+                next: Some(InputNorm {
+                    weight: m.f32("next.weight", 4),
+                    eps: 1e-6,
+                    scratch: m.f32("next.scratch", 3 * 4),
+                    prepared: false,
+                }),
             })
         },
         &["w"],

@@ -143,6 +143,7 @@ impl Run<'_> {
             scale: None,
             accumulate: false,
             out: out.clone(),
+            next: None,
         })
     }
 
@@ -159,6 +160,7 @@ impl Run<'_> {
             scale: Some(scale.clone()),
             accumulate: true,
             out: out.clone(),
+            next: None,
         })
     }
 
@@ -175,6 +177,7 @@ impl Run<'_> {
             accumulate: false,
             gated: None,
             out: out.clone(),
+            next: None,
         }
     }
 
@@ -342,6 +345,7 @@ impl CodecDecoder {
                 scale: None,
                 accumulate: first_id > 0,
                 out: self.work.quantized.view(),
+                next: None,
             })?;
             first_id += tables.len();
         }
@@ -392,6 +396,7 @@ impl CodecDecoder {
             weight: weight.clone(),
             eps: self.config.rms_norm_eps,
             scratch: self.work.normed.view(),
+            prepared: false,
         }
     }
 
@@ -504,6 +509,7 @@ impl CodecDecoder {
             scale: Some(w.gamma.clone()),
             accumulate: true,
             out: x.clone(),
+            next: None,
         })
     }
 
