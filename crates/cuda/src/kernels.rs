@@ -74,14 +74,26 @@ pub(crate) const SOURCES: &[(&str, &str)] = &[
 ];
 
 /// As [`SOURCES`], of instructions that only 9.0 has.
-const SOURCES_OF_HOPPER: &[(&str, &str)] = &[(
-    "codec_wgmma",
-    concat!(
-        include_str!("../kernels/streams.cuh"),
-        "#line 1 \"codec_wgmma.cu\"\n",
-        include_str!("../kernels/codec_wgmma.cu")
+const SOURCES_OF_HOPPER: &[(&str, &str)] = &[
+    (
+        "codec_wgmma",
+        concat!(
+            include_str!("../kernels/streams.cuh"),
+            include_str!("../kernels/wgmma.cuh"),
+            "#line 1 \"codec_wgmma.cu\"\n",
+            include_str!("../kernels/codec_wgmma.cu")
+        ),
     ),
-)];
+    (
+        "codec_unit",
+        concat!(
+            include_str!("../kernels/streams.cuh"),
+            include_str!("../kernels/wgmma.cuh"),
+            "#line 1 \"codec_unit.cu\"\n",
+            include_str!("../kernels/codec_unit.cu")
+        ),
+    ),
+];
 
 /// The sources of an architecture.
 pub(crate) fn sources(arch: &str) -> impl Iterator<Item = (&'static str, &'static str)> {

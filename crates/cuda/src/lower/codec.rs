@@ -5,6 +5,7 @@
 //! cluster share: weights then stream through every multiprocessor, and no block stages more inputs than those of
 //! its slice. The weight's shape alone says how many slices; the rows pick the tile, which changes no bit.
 
+mod unit;
 mod warpgroup;
 
 use laneway_device::op::{self, StateSlice, Windows};
@@ -88,8 +89,16 @@ pub(super) fn conv(op: &op::Conv, target: Target, out: &mut Vec<Launch>) {
     if op.rows == 0 || op.windows.count == 0 {
         return;
     }
+    let unit = unit::conv(op, target);
+    if op.pointwise.is_some() && unit.is_none() {
+        let (first, second) = op.parts();
+        conv(&first, target, out);
+        second.iter().for_each(|second| conv(second, target, out));
+        return;
+    }
+    let quick = unit.is_some() || warpgroup::takes(op, target);
     out.push(
-        to_one(op)
+        unit.or_else(|| to_one(op))
             .or_else(|| warpgroup::conv(op, target))
             .or_else(|| tensor_cores(op, target))
             .unwrap_or_else(|| any(op)),
@@ -109,10 +118,7 @@ pub(super) fn conv(op: &op::Conv, target: Target, out: &mut Vec<Launch>) {
             block: 256,
             shared: 0,
             cluster: 1,
-            args: args
-                .int(op.c_in)
-                .int(past)
-                .int(usize::from(warpgroup::takes(op, target))),
+            args: args.int(op.c_in).int(past).int(usize::from(quick)),
         });
     }
 }

@@ -67,6 +67,7 @@ fn launches_of(
                 count: streams,
                 rate,
             },
+            pointwise: None,
             residual: None,
             clamp: false,
             out: view(DType::F32, rows * c_out),
