@@ -1,6 +1,6 @@
 //! Which kernel a convolution of the released codec becomes.
 
-use laneway_device::op::{Conv, StateSlice, Windows};
+use laneway_device::op::{Conv, Pointwise, Snake, StateSlice, Windows};
 use laneway_device::{DType, Matrix};
 
 use super::super::testing::view;
@@ -188,5 +188,81 @@ fn a_shape_is_multiplied_by_warpgroups_whatever_its_rows() {
             let older = &launches_of(DType::F16, shape, streams, A100)[0];
             assert!(older.kernel.starts_with("conv_mma_f16_"), "{}", older.kernel);
         }
+    }
+}
+
+/// A residual unit of `channels`.
+fn unit(weights: DType, channels: usize, rate: usize, streams: usize) -> Conv {
+    let rows = streams * rate;
+    let past = 6 * 9 * channels;
+    let snake = || Snake {
+        alpha: view(DType::F32, channels),
+        inv_beta: view(DType::F32, channels),
+    };
+    let matrix = |k| Matrix {
+        packed: view(weights, channels * k).buffer,
+        n: channels,
+        k,
+    };
+    let x = view(DType::F32, rows * channels);
+    Conv {
+        x: x.clone(),
+        rows,
+        w: matrix(7 * channels),
+        bias: Some(view(DType::F32, channels)),
+        c_in: channels,
+        taps: 7,
+        dilation: 9,
+        snake: Some(snake()),
+        state: Some(StateSlice {
+            pool: view(DType::F32, streams * past),
+            slot_stride: past,
+            offset: 0,
+        }),
+        windows: Windows {
+            windows: view(DType::I32, streams * 3),
+            count: streams,
+            rate,
+        },
+        pointwise: Some(Pointwise {
+            snake: snake(),
+            w: matrix(channels),
+            bias: None,
+            scratch: view(DType::F32, rows * channels),
+        }),
+        residual: Some(x),
+        clamp: false,
+        out: view(DType::F32, rows * channels),
+    }
+}
+
+#[test]
+fn a_residual_unit_is_one_kernel_where_its_weights_fit_and_two_elsewhere() {
+    let names = |op: &Conv, target| -> Vec<&str> {
+        let mut out = Vec::new();
+        conv(op, target, &mut out);
+        out.iter().map(|launch| launch.kernel).collect()
+    };
+    for streams in [1, 3, 64, 256] {
+        let small = unit(DType::F16, 96, 1920, streams);
+        assert_eq!(names(&small, H200), ["unit_warpgroup_96", "conv_state"]);
+        for (op, target, kernels) in [
+            (&small, A100, "conv_mma_f16"),
+            (&unit(DType::F32, 96, 1920, streams), H200, "conv_any_f32"),
+            (&unit(DType::Bf16, 96, 1920, streams), H200, "conv_mma_bf16"),
+            (&unit(DType::F16, 192, 640, streams), H200, "conv_warpgroup"),
+        ] {
+            let names = names(op, target);
+            assert_eq!((names.len(), names[1]), (3, "conv_state"), "{names:?}");
+            assert!(
+                names[0].starts_with(kernels) && names[2].starts_with(kernels),
+                "{names:?}"
+            );
+        }
+        let mut launches = Vec::new();
+        conv(&small, H200, &mut launches);
+        let (tiles, launch) = (streams * 15, &launches[0]);
+        assert_eq!(launch.grid, [tiles.min(132) as u32, 1, 1]);
+        assert!(launch.shared <= 227 << 10, "{launch:?}");
     }
 }
