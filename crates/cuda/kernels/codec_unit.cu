@@ -28,14 +28,6 @@ __device__ __forceinline__ void turn_give(int barrier) {
     asm volatile("bar.arrive %0, 256;" ::"r"(barrier) : "memory");
 }
 
-// What the second product takes beside the operands of a convolution.
-struct Second {
-    const bf16_t* w;
-    const float* bias;
-    const float* alpha;
-    const float* inv_beta;
-};
-
 // Where the parts of a block's shared memory begin, see lower/codec/unit.rs.
 constexpr int UNIT_STAGERS = 256, UNIT_ROWS = 128, UNIT_BUFFERS = 2;  // threads, rows of a tile, tiles
 constexpr int UNIT_TABLES = 128;
@@ -258,7 +250,7 @@ __device__ __forceinline__ void unit_warpgroup(const float* x, const bf16_t* w, 
 }
 
 extern "C" __global__ void __launch_bounds__(512, 1)
-    unit_warpgroup_96(CONV_PARAMETERS, const void* w2, const float* bias2, const float* alpha2, const float* inv_beta2) {
-    unit_warpgroup<96, 7>(x, (const bf16_t*)w, bias, alpha, inv_beta, CONV_STREAMS, dilation,
-                          Second{(const bf16_t*)w2, bias2, alpha2, inv_beta2}, residual, out);
+    unit_warpgroup_96(CONV_PARAMETERS, SECOND_PARAMETERS) {
+    unit_warpgroup<96, 7>(x, (const bf16_t*)w, bias, alpha, inv_beta, CONV_STREAMS, dilation, SECOND,
+                          residual, out);
 }

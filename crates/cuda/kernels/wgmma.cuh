@@ -59,3 +59,14 @@ __device__ __forceinline__ float4 load_row(const char* at) {
     asm volatile("ld.global.v4.f32 {%0,%1,%2,%3}, [%4];" : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "l"(at));
     return v;
 }
+
+// What the second convolution of a unit takes beside the operands of the first one.
+struct Second {
+    const bf16_t* w;
+    const float* bias;
+    const float* alpha;
+    const float* inv_beta;
+};
+#define SECOND_PARAMETERS const void *w2, const float *bias2, const float *alpha2, const float *inv_beta2
+#define SECOND \
+    Second { (const bf16_t*)w2, bias2, alpha2, inv_beta2 }

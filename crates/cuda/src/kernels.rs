@@ -93,6 +93,15 @@ const SOURCES_OF_HOPPER: &[(&str, &str)] = &[
             include_str!("../kernels/codec_unit.cu")
         ),
     ),
+    (
+        "codec_ring",
+        concat!(
+            include_str!("../kernels/streams.cuh"),
+            include_str!("../kernels/wgmma.cuh"),
+            "#line 1 \"codec_ring.cu\"\n",
+            include_str!("../kernels/codec_ring.cu")
+        ),
+    ),
 ];
 
 /// The sources of an architecture.

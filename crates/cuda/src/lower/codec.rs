@@ -5,6 +5,7 @@
 //! cluster share: weights then stream through every multiprocessor, and no block stages more inputs than those of
 //! its slice. The weight's shape alone says how many slices; the rows pick the tile, which changes no bit.
 
+mod ring;
 mod unit;
 mod warpgroup;
 
@@ -91,7 +92,7 @@ pub(super) fn conv(op: &op::Conv, target: Target, out: &mut Vec<Launch>) {
     if op.rows == 0 || op.windows.count == 0 {
         return;
     }
-    let unit = unit::conv(op, target);
+    let unit = unit::conv(op, target).or_else(|| ring::conv(op, target));
     if op.pointwise.is_some() && unit.is_none() {
         let (first, second) = op.parts();
         conv(&first, target, out);

@@ -18,6 +18,7 @@ const REGISTERS: &[(&str, usize)] = &[
     // What a block begins with; its warpgroups then divide a multiprocessor's registers among themselves.
     ("codec_wgmma", 128),
     ("codec_unit", 128),
+    ("codec_ring", 128),
     ("clip", 96),
 ];
 

@@ -214,6 +214,17 @@ const RELEASED: &[Shape] = &[
         frames: &[9, 1, 2],
         ..whole(unit(96, 1920, 3))
     },
+    padded(whole(unit(192, 640, 9))),
+    padded(transposed(192, 4, 160)),
+    // Odd numbers of wide tiles, of which a cluster takes two.
+    Shape {
+        frames: &[20, 1, 3],
+        ..transposed(384, 5, 32)
+    },
+    Shape {
+        frames: &[20, 1, 2],
+        ..whole(unit(384, 160, 9))
+    },
 ];
 
 pub(super) fn cases(context: &Context, out: &mut Vec<Case>) {
