@@ -313,3 +313,102 @@ CONV_MMA(96x64, 2, 4, 3, 2, 4, 6)
 CONV_MMA(96x128, 2, 8, 3, 2, 2, 6)
 CONV_MMA(128x64, 2, 4, 4, 2, 4, 4)
 CONV_MMA(128x128, 2, 8, 4, 2, 2, 3)
+
+// ---------------------------------------------------------------------------------------------------------------
+// One output of seven taps side by side: the samples. Every input belongs to seven outputs, so a product gives what each
+// row has for each tap, and an output is the sum of seven of them, taps ascending. A block makes 128 rows of one window,
+// a warp 16 rows; the first one has what lies ahead of them.
+//
+// The channels of a step of 16 are dealt to k so that a lane has four side by side.
+
+template <int AS>
+__device__ __forceinline__ void conv_to_one(const float* x, const bf16_t* w, const float* alpha, const float* inv_beta,
+                                            const Streams& streams, const ConvShape& c, const ConvEpilogue& e) {
+    constexpr int TAPS = 7, ROWS = 128, PAST = TAPS - 1, AHEAD = 16, MOST_STEPS = 6;
+    __shared__ float sums[ROWS + AHEAD][TAPS + 2];
+    const int tid = threadIdx.x, warp = tid / 32, lane = tid % 32, group = lane / 4, within = lane % 4 * 4;
+    const int steps = c.c_in / 16;
+
+    // What a pair of k has for tap `group`, from the packed tiles' first output.
+    u32 b[MOST_STEPS][2] = {};
+    if (group < TAPS) {
+#pragma unroll
+        for (int s = 0; s < MOST_STEPS; ++s)
+            if (s < steps) {
+                const bf16_t* tile = w + (i64)(group * steps + s) * 256 + within / 8 * 4;
+                b[s][0] = *(const u32*)(tile + within % 8 / 2 * 8);
+                b[s][1] = *(const u32*)(tile + (within % 8 / 2 + 1) * 8);
+            }
+    }
+    release_dependents();
+    dependency_wait();
+
+    const int tile_first = BLOCK_X * ROWS;
+    int found = -1;
+    for (int i = lane; i < (streams.count + 31) / 32 * 32 && found < 0; i += 32) {
+        Window window = {0, 0, 0};
+        if (i < streams.count) window = read_window(streams, i);
+        const u32 here =
+            __ballot_sync(0xffffffffu, window.first <= tile_first && tile_first < window.first + window.rows);
+        if (here) found = i - lane + __ffs(here) - 1;
+    }
+    if (found < 0) return;
+    const Window window = read_window(streams, found);
+
+    float4 v[2][MOST_STEPS] = {};
+    bool old[2];
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+        const int row = warp * 16 - AHEAD + h * 8 + group, position = tile_first - window.first + row;
+        old[h] = position < 0;
+        if (row < -PAST) continue;
+        const i64 from = position >= 0 ? (i64)(window.first + position) * c.c_in + within
+                                       : window.state + (i64)(PAST + position) * c.c_in + within;
+#pragma unroll
+        for (int s = 0; s < MOST_STEPS; ++s) {
+            if (s >= steps) continue;
+            if (position >= 0) {
+                v[h][s] = *(const float4*)(x + from + s * 16);
+            } else if (streams.state_as == AS_F32) {
+                v[h][s] = *(const float4*)((const float*)streams.state + from + s * 16);
+            } else {
+                const ushort4 bits = *(const ushort4*)((const bf16_t*)streams.state + from + s * 16);
+                v[h][s] = make_float4(widened(AS, bits.x), widened(AS, bits.y), widened(AS, bits.z), widened(AS, bits.w));
+            }
+        }
+    }
+    float sum[4] = {};
+#pragma unroll
+    for (int s = 0; s < MOST_STEPS; ++s) {
+        if (s >= steps) continue;
+        if (alpha) {
+            const float4 al = *(const float4*)(alpha + s * 16 + within);
+            const float4 be = *(const float4*)(inv_beta + s * 16 + within);
+#pragma unroll
+            for (int h = 0; h < 2; ++h)
+                if (!old[h]) v[h][s] = quick_snake4(v[h][s], al, be);
+        }
+        const u32 a[4] = {narrow_pair<AS>(v[0][s].x, v[0][s].y), narrow_pair<AS>(v[1][s].x, v[1][s].y),
+                          narrow_pair<AS>(v[0][s].z, v[0][s].w), narrow_pair<AS>(v[1][s].z, v[1][s].w)};
+        if (AS == AS_F16)
+            mma_f16(sum, a, b[s]);
+        else
+            mma_bf16(sum, a, b[s]);
+    }
+#pragma unroll
+    for (int q = 0; q < 4; ++q) sums[warp * 16 + q / 2 * 8 + group][within / 2 + q % 2] = sum[q];
+    __syncthreads();
+    if (tid >= ROWS) return;
+    float out = sums[AHEAD - PAST + tid][0];
+#pragma unroll
+    for (int tap = 1; tap < TAPS; ++tap) out = __fadd_rn(out, sums[AHEAD - PAST + tid + tap][tap]);
+    store_one(e, tile_first + tid, 0, out);
+}
+
+#define CONV_TO_ONE(NAME, AS)                                                                                       \
+    extern "C" __global__ void __launch_bounds__(288) NAME(CONV_PARAMETERS) {                                       \
+        conv_to_one<AS>(x, (const bf16_t*)w, alpha, inv_beta, CONV_STREAMS, ConvShape{c_in, c_out, taps, dilation}, \
+                        ConvEpilogue{bias, residual, out, clamp});                                                  \
+    }
+CONV_TO_ONE(conv_to_one_bf16, AS_BF16)
+CONV_TO_ONE(conv_to_one_f16, AS_F16)

@@ -85,8 +85,9 @@ CONV_ANY(conv_any_bf16, AS_BF16)
 CONV_ANY(conv_any_f16, AS_F16)
 
 // ---------------------------------------------------------------------------------------------------------------
-// One output of seven taps side by side: the samples. A block makes 128 rows of one window; four lanes share four rows,
-// lane j takes every fourth channel from j on. Staged rows are c_in + 1 floats apart.
+// One output of seven taps side by side: the samples, of f32 weights (of 16-bit ones see codec.cu). A block makes 128
+// rows of one window; four lanes share four rows, lane j takes every fourth channel from j on. Staged rows are c_in + 1
+// floats apart.
 
 template <int AS>
 __device__ __forceinline__ void conv_to_one(const float* x, const void* w, const float* alpha, const float* inv_beta,
@@ -167,8 +168,6 @@ __device__ __forceinline__ void conv_to_one(const float* x, const void* w, const
                         ConvEpilogue{bias, residual, out, clamp});                                                  \
     }
 CONV_TO_ONE(conv_to_one_f32, AS_F32)
-CONV_TO_ONE(conv_to_one_bf16, AS_BF16)
-CONV_TO_ONE(conv_to_one_f16, AS_F16)
 
 // ---------------------------------------------------------------------------------------------------------------
 // The last `past` activated inputs of each window become its slot's state. Behind the convolution, which reads the

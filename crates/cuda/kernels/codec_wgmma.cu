@@ -19,47 +19,6 @@ struct WarpgroupCut {
     int pitch;    // staged rows from one unit of columns to the next
 };
 
-#define TEN(T) "%" T "0,%" T "1,%" T "2,%" T "3,%" T "4,%" T "5,%" T "6,%" T "7,%" T "8,%" T "9"
-#define OUT4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
-#define OUT16(i) OUT4(i), OUT4(i + 4), OUT4(i + 8), OUT4(i + 12)
-
-// d[64 x N] (+)= a[64 x 16] * b[16 x N]. `more`: onto what d holds.
-#define PRODUCTS(N, REGISTERS, LIST, A, B, MORE, ...)                                                               \
-    __device__ __forceinline__ void product(float (&d)[REGISTERS], const uint4& a, u64 b, int more) {               \
-        asm volatile("{\n.reg .pred more;\nsetp.ne.b32 more, " MORE ", 0;\n"                                        \
-                     "wgmma.mma_async.sync.aligned.m64n" N "k16.f32.f16.f16 {" LIST "}, {" A "}, " B                \
-                     ", more, 1, 1, 0;\n}\n"                                                                        \
-                     : __VA_ARGS__                                                                                  \
-                     : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "l"(b), "r"(more));                                  \
-    }
-PRODUCTS("32", 16, TEN("") ",%10,%11,%12,%13,%14,%15", "%16,%17,%18,%19", "%20", "%21", OUT16(0))
-PRODUCTS("160", 80,
-         TEN("") "," TEN("1") "," TEN("2") "," TEN("3") "," TEN("4") "," TEN("5") "," TEN("6") "," TEN("7"),
-         "%80,%81,%82,%83", "%84", "%85", OUT16(0), OUT16(16), OUT16(32), OUT16(48), OUT16(64))
-
-__device__ __forceinline__ void product_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-__device__ __forceinline__ void product_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-template <int AHEAD>
-__device__ __forceinline__ void product_wait() {
-    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(AHEAD) : "memory");
-}
-
-__device__ __forceinline__ void barrier_init(u32 barrier, int arrivals) {
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
-}
-__device__ __forceinline__ void barrier_arrive(u32 barrier) {
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
-}
-// Until the phase of this parity has ended; that before the first one counts as odd.
-__device__ __forceinline__ void barrier_wait(u32 barrier, int parity) {
-    asm volatile(
-        "{\n.reg .pred done;\nagain:\n"
-        "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
-        "@done bra behind;\nbra again;\nbehind:\n}\n" ::"r"(barrier),
-        "r"(parity)
-        : "memory");
-}
-
 // Shared memory ahead of the tables: barriers, one pair a buffer.
 constexpr int MOST_BUFFERS = 4;
 constexpr int MOST_OUTPUTS = 192;  // of a block
@@ -70,25 +29,6 @@ struct Source {
     const char* at;
     int place;  // among the staged rows
     int unused;
-};
-
-// A load that the compiler leaves where it is, ahead of what other loads are waited for.
-__device__ __forceinline__ float4 load_row(const char* at) {
-    float4 v;
-    asm volatile("ld.global.v4.f32 {%0,%1,%2,%3}, [%4];" : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "l"(at));
-    return v;
-}
-
-// Which buffer is next, and the parity of its use.
-struct Turn {
-    int at = 0;
-    int parity = 0;
-    __device__ __forceinline__ void next(int buffers) {
-        if (++at == buffers) {
-            at = 0;
-            parity ^= 1;
-        }
-    }
 };
 
 // A block makes 64 outputs a warpgroup of UNITS * ROWS packed time rows, or its slices' part of them, which the blocks
@@ -294,7 +234,7 @@ __device__ __forceinline__ void conv_warpgroup(const float* x, const bf16_t* w, 
     const bf16_t* const weights = w + ((i64)(spare ? 0 : output_tile) * k_tiles + channel_first / 16) * 256 + lane * 8;
     // Products come in two parts, whose weights are loaded while the other one's are multiplied: of seven taps four and
     // three, else half of the channels of a pass each.
-    constexpr int PASS = TAPS == 7 ? 16 : TAPS == 2 ? (ROWS < 160 ? 64 : 32) : 96;  // channels
+    constexpr int PASS = TAPS == 7 ? 16 : 96;  // channels
     constexpr int STEPS = PASS / 16 * TAPS, HALF = (STEPS + 1) / 2;
     const int tap_tiles = channel_tiles * 256;
     uint4 a[STEPS];
@@ -433,8 +373,5 @@ __device__ __forceinline__ void conv_warpgroup(const float* x, const bf16_t* w, 
 CONV_WARPGROUP(7, 1, 32)
 CONV_WARPGROUP(7, 4, 32)
 CONV_WARPGROUP(7, 1, 160)
-CONV_WARPGROUP(2, 1, 32)
-CONV_WARPGROUP(2, 4, 32)
-CONV_WARPGROUP(2, 1, 160)
 CONV_WARPGROUP(1, 1, 32)
 CONV_WARPGROUP(1, 1, 160)

@@ -91,8 +91,27 @@ const SOURCES_OF_HOPPER: &[(&str, &str)] = &[
         "codec_wgmma",
         concat!(
             include_str!("../kernels/streams.cuh"),
+            include_str!("../kernels/wgmma.cuh"),
             "#line 1 \"codec_wgmma.cu\"\n",
             include_str!("../kernels/codec_wgmma.cu")
+        ),
+    ),
+    (
+        "codec_unit",
+        concat!(
+            include_str!("../kernels/streams.cuh"),
+            include_str!("../kernels/wgmma.cuh"),
+            "#line 1 \"codec_unit.cu\"\n",
+            include_str!("../kernels/codec_unit.cu")
+        ),
+    ),
+    (
+        "codec_ring",
+        concat!(
+            include_str!("../kernels/streams.cuh"),
+            include_str!("../kernels/wgmma.cuh"),
+            "#line 1 \"codec_ring.cu\"\n",
+            include_str!("../kernels/codec_ring.cu")
         ),
     ),
 ];

@@ -20,7 +20,7 @@ mod tests;
 mod validate;
 
 pub use access::{Access, Accesses, PoolAccess};
-pub use conv::{Conv, Conv1d, DepthwiseConv, Padding, Snake, Windows};
+pub use conv::{Conv, Conv1d, DepthwiseConv, Padding, Pointwise, Snake, Windows};
 
 use crate::{Matrix, View};
 

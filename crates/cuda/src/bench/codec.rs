@@ -1,7 +1,8 @@
 //! The operations of one pass of the codec decoder, one frame a stream.
 
 use laneway_device::op::{
-    Activation, Attention, Conv, DepthwiseConv, Embed, Gemm, InputNorm, LayerNorm, QkvRope, RopeTable, Snake,
+    Activation, Attention, Conv, DepthwiseConv, Embed, Gemm, InputNorm, LayerNorm, Pointwise, QkvRope,
+    RopeTable, Snake,
 };
 use laneway_device::{Matrix, Result, View};
 
@@ -20,11 +21,15 @@ const DIM: usize = 64;
 const LAYERS: usize = 8;
 const WINDOW: usize = 72;
 const DECODER: usize = 1536;
+/// Values of a frame where there are most.
+const WIDEST: usize = 1920 * DECODER / 16;
 
 struct Codec<'a> {
     o: &'a Operands,
     streams: usize,
     windows: View,
+    /// As the model has them: input and output in turn, and what lies inside a unit.
+    wide: [View; 3],
     stage: Stage,
 }
 
@@ -37,6 +42,8 @@ struct Shape {
     dilation: usize,
     rate: usize,
     snake: bool,
+    /// A second convolution of one tap behind it, and its input added.
+    unit: bool,
 }
 
 /// `streams` frames, one a stream.
@@ -45,6 +52,11 @@ pub(crate) fn codec(o: &Operands, streams: usize) -> Result<Stage> {
         o,
         streams,
         windows: o.windows(streams)?,
+        wide: [
+            o.out(streams * WIDEST)?,
+            o.out(streams * WIDEST)?,
+            o.out(streams * WIDEST)?,
+        ],
         stage: Stage::new("codec"),
     };
     let quantized = codec.dequantize()?;
@@ -86,19 +98,31 @@ impl Codec<'_> {
         })
     }
 
-    fn conv(&mut self, label: &str, x: &View, shape: Shape, residual: Option<&View>) -> Result<View> {
+    fn snake(&self, channels: usize) -> Result<Snake> {
+        Ok(Snake {
+            alpha: self.o.ones(channels)?,
+            inv_beta: self.o.ones(channels)?,
+        })
+    }
+
+    fn conv(&mut self, label: &str, x: &View, shape: Shape) -> Result<View> {
         let (o, streams) = (self.o, self.streams);
         let rows = streams * shape.rate;
         let past = (shape.taps - 1) * shape.dilation * shape.c_in;
-        let out = match residual {
-            Some(residual) => residual.clone(),
-            None => o.out(rows * shape.c_out)?,
+        let [a, b, inside] = &self.wide;
+        let out = if x.buffer.id() == a.buffer.id() { b } else { a };
+        let out = out.slice(0, rows * shape.c_out);
+        let pointwise = match shape.unit {
+            true => Some(Pointwise {
+                snake: self.snake(shape.c_out)?,
+                w: o.matrix(shape.c_out, shape.c_out)?,
+                bias: Some(o.floats(shape.c_out)?),
+                scratch: inside.slice(0, rows * shape.c_out),
+            }),
+            false => None,
         };
         let snake = match shape.snake {
-            true => Some(Snake {
-                alpha: o.ones(shape.c_in)?,
-                inv_beta: o.ones(shape.c_in)?,
-            }),
+            true => Some(self.snake(shape.c_in)?),
             false => None,
         };
         let op = Conv {
@@ -115,7 +139,8 @@ impl Codec<'_> {
                 past => Some(o.state(streams, past.next_multiple_of(4))?),
             },
             windows: Operands::windows_at(&self.windows, streams, shape.rate),
-            residual: residual.cloned(),
+            pointwise,
+            residual: shape.unit.then(|| x.clone()),
             clamp: shape.c_out == 1,
             out: out.clone(),
         };
@@ -162,8 +187,9 @@ impl Codec<'_> {
             dilation: 1,
             rate: 1,
             snake: false,
+            unit: false,
         };
-        let latent = self.conv("pre conv", quantized, shape, None)?;
+        let latent = self.conv("pre conv", quantized, shape)?;
         let (hidden, normed) = (o.out(rows * HIDDEN)?, o.out(rows * HIDDEN)?);
         let op = self.biased(1, &latent, (HIDDEN, LATENT), &hidden)?;
         self.stage.add("input projection", op);
@@ -323,8 +349,9 @@ impl Codec<'_> {
             dilation: 1,
             rate,
             snake: false,
+            unit: false,
         };
-        let mut x = self.conv("entry", &x, entry, None)?;
+        let mut x = self.conv("entry", &x, entry)?;
         let mut channels = DECODER;
         for (block, up) in [8, 5, 4, 3].into_iter().enumerate() {
             let shape = |taps, dilation, rate| Shape {
@@ -334,17 +361,17 @@ impl Codec<'_> {
                 dilation,
                 rate,
                 snake: true,
+                unit: taps == 7,
             };
             let transposed = Shape {
                 c_in: channels,
                 c_out: up * channels / 2,
                 ..shape(2, 1, rate)
             };
-            x = self.conv(&format!("block {block} up"), &x, transposed, None)?;
+            x = self.conv(&format!("block {block} up"), &x, transposed)?;
             rate *= up;
             for dilation in [1, 3, 9] {
-                let h = self.conv(&format!("block {block} t7"), &x, shape(7, dilation, rate), None)?;
-                self.conv(&format!("block {block} t1"), &h, shape(1, 1, rate), Some(&x))?;
+                x = self.conv(&format!("block {block} unit"), &x, shape(7, dilation, rate))?;
             }
             channels /= 2;
         }
@@ -355,8 +382,9 @@ impl Codec<'_> {
             dilation: 1,
             rate,
             snake: true,
+            unit: false,
         };
-        self.conv("exit", &x, exit, None)?;
+        self.conv("exit", &x, exit)?;
         Ok(())
     }
 }

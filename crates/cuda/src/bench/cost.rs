@@ -51,6 +51,12 @@ fn weights(w: &laneway_device::Matrix) -> f64 {
     (w.n * w.k * w.packed.dtype().size()) as f64
 }
 
+/// Times that a row of outputs goes to or from memory: a residual that is the input comes with it.
+fn added(op: &op::Conv) -> usize {
+    let apart = |residual: &View| residual.buffer.id() != op.x.buffer.id() || residual.start != op.x.start;
+    1 + usize::from(op.residual.as_ref().is_some_and(apart))
+}
+
 /// `positions`: keys that a row of an attention sees.
 pub(crate) fn cost(op: &Op, positions: usize) -> Cost {
     match op {
@@ -60,14 +66,20 @@ pub(crate) fn cost(op: &Op, positions: usize) -> Cost {
         },
         Op::Conv(op) => Cost {
             bytes: weights(&op.w)
-                + activations(op.rows * (op.c_in + op.w.n * if op.residual.is_some() { 2 } else { 1 }))
+                + op.pointwise
+                    .as_ref()
+                    .map_or(0.0, |pointwise| weights(&pointwise.w))
+                + activations(op.rows * (op.c_in + op.outputs() * added(op)))
                 + op.state.as_ref().map_or(0.0, |state| {
                     2.0 * bytes(
                         &state.pool,
                         op.windows.count * (op.taps - 1) * op.dilation * op.c_in,
                     )
                 }),
-            flops: 2.0 * (op.rows * op.w.n * op.w.k) as f64,
+            flops: 2.0
+                * (op.rows
+                    * (op.w.n * op.w.k + op.pointwise.as_ref().map_or(0, |second| second.w.n * second.w.k)))
+                    as f64,
         },
         Op::DepthwiseConv(op) => Cost {
             bytes: activations(2 * op.rows * op.channels)

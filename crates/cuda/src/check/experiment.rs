@@ -190,6 +190,11 @@ impl Experiment {
         slot
     }
 
+    /// Poisoned before, of no use afterwards.
+    pub(crate) fn scratch(&mut self, name: &'static str, dtype: DType, len: usize) -> Slot {
+        self.add(name, Role::Scratch, Data::poison(dtype, len), None)
+    }
+
     pub(crate) fn scratch_rows(&mut self, name: &'static str, dtype: DType, width: usize) -> Slot {
         let data = Data::poison(dtype, self.rows * width);
         self.add(name, Role::Scratch, data, Some(width))

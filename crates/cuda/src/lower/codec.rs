@@ -5,6 +5,8 @@
 //! cluster share: weights then stream through every multiprocessor, and no block stages more inputs than those of
 //! its slice. The weight's shape alone says how many slices; the rows pick the tile, which changes no bit.
 
+mod ring;
+mod unit;
 mod warpgroup;
 
 use laneway_device::op::{self, StateSlice, Windows};
@@ -72,6 +74,8 @@ const ANY_TILE: usize = 64;
 /// Rows of a block of `conv_to_one_*`.
 const TO_ONE_ROWS: usize = 128;
 const TO_ONE_TAPS: usize = 7;
+/// Channels of a block of `conv_to_one_*` of 16-bit weights.
+const TO_ONE_MOST_CHANNELS: usize = 96;
 
 /// Slices of the sum over k. About 40 to 50 tensor core steps of 16 each at the codec's large shapes: fewer would leave
 /// multiprocessors idle when there are few rows, more would cost more additions than they save.
@@ -88,8 +92,17 @@ pub(super) fn conv(op: &op::Conv, target: Target, out: &mut Vec<Launch>) {
     if op.rows == 0 || op.windows.count == 0 {
         return;
     }
+    let unit = unit::conv(op, target).or_else(|| ring::conv(op, target));
+    if op.pointwise.is_some() && unit.is_none() {
+        let (first, second) = op.parts();
+        conv(&first, target, out);
+        second.iter().for_each(|second| conv(second, target, out));
+        return;
+    }
+    let samples = to_one(op);
+    let quick = unit.is_some() || warpgroup::takes(op, target) || samples.is_some() && to_one_by_products(op);
     out.push(
-        to_one(op)
+        unit.or(samples)
             .or_else(|| warpgroup::conv(op, target))
             .or_else(|| tensor_cores(op, target))
             .unwrap_or_else(|| any(op)),
@@ -109,10 +122,7 @@ pub(super) fn conv(op: &op::Conv, target: Target, out: &mut Vec<Launch>) {
             block: 256,
             shared: 0,
             cluster: 1,
-            args: args
-                .int(op.c_in)
-                .int(past)
-                .int(usize::from(warpgroup::takes(op, target))),
+            args: args.int(op.c_in).int(past).int(usize::from(quick)),
         });
     }
 }
@@ -209,20 +219,35 @@ fn to_one(op: &op::Conv) -> Option<Launch> {
     let fits = op.w.n == 1
         && op.taps == TO_ONE_TAPS
         && op.dilation == 1
-        && op.c_in <= 128
         && op.windows.rate.is_multiple_of(TO_ONE_ROWS);
-    fits.then(|| Launch {
-        kernel: match op.w.packed.dtype() {
-            DType::Bf16 => "conv_to_one_bf16",
-            DType::F16 => "conv_to_one_f16",
-            _ => "conv_to_one_f32",
-        },
-        grid: [op.rows.div_ceil(TO_ONE_ROWS) as u32, 1, 1],
-        block: TO_ONE_ROWS as u32,
-        shared: (4 * (TO_ONE_TAPS * op.c_in + (TO_ONE_ROWS + TO_ONE_TAPS - 1) * (op.c_in + 1))) as u32,
+    if !fits {
+        return None;
+    }
+    let blocks = [op.rows.div_ceil(TO_ONE_ROWS) as u32, 1, 1];
+    let launch = |kernel, threads, shared| Launch {
+        kernel,
+        grid: blocks,
+        block: threads,
+        shared,
         cluster: 1,
         args: conv_args(op),
-    })
+    };
+    if to_one_by_products(op) {
+        let kernel = match op.w.packed.dtype() {
+            DType::F16 => "conv_to_one_f16",
+            _ => "conv_to_one_bf16",
+        };
+        // A warp for each 16 rows, and one for what lies ahead of them.
+        return Some(launch(kernel, (TO_ONE_ROWS as u32 / 16 + 1) * 32, 0));
+    }
+    let shared = 4 * (TO_ONE_TAPS * op.c_in + (TO_ONE_ROWS + TO_ONE_TAPS - 1) * (op.c_in + 1));
+    (op.w.packed.dtype() == DType::F32 && op.c_in <= 128)
+        .then(|| launch("conv_to_one_f32", TO_ONE_ROWS as u32, shared as u32))
+}
+
+/// Whether the convolution that makes samples goes through tensor cores, if it is one.
+fn to_one_by_products(op: &op::Conv) -> bool {
+    op.c_in.is_multiple_of(16) && op.c_in <= TO_ONE_MOST_CHANNELS && aligned_operands(op)
 }
 
 /// Whether `conv_mma` reads and writes `view` 16 bytes at a time.

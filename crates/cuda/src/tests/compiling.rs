@@ -19,6 +19,8 @@ const REGISTERS: &[(&str, usize)] = &[
     ("codec_any", 96),
     // What a block begins with; its warpgroups then divide a multiprocessor's registers among themselves.
     ("codec_wgmma", 128),
+    ("codec_unit", 128),
+    ("codec_ring", 128),
     ("clip", 96),
 ];
 

@@ -25,9 +25,24 @@ pub struct Snake {
     pub inv_beta: View,
 }
 
+/// A convolution of one tap over what another one gives, `bias[o] + Σ_c snake(y)[t, c] · w[o, c]`: with the two and
+/// what is added to them as one operation a device may keep `y` to itself.
+#[derive(Debug, Clone)]
+pub struct Pointwise {
+    /// Applied to `y` first.
+    pub snake: Snake,
+    /// Weight `[n, c_out]`.
+    pub w: Matrix,
+    /// Bias `[n]`.
+    pub bias: Option<View>,
+    /// A scratch for `y`, `[time, c_out]`, of no use afterwards.
+    pub scratch: View,
+}
+
 /// Causal dilated convolution over streams with carried state:
 /// `out[t] = bias + Σ_tap Σ_c snake(x)[t - (taps-1-tap)·dilation, c] · w[o, tap·c_in + c]` (+ residual, then
-/// clamp to ±1 if asked). What lies before a window comes from the slot's state (the last
+/// clamp to ±1 if asked). With a `pointwise` this is `y`, and what is added and clamped is the pointwise one's result.
+/// What lies before a window comes from the slot's state (the last
 /// `(taps-1)·dilation` *activated* inputs, `[time, c_in]`), which is updated. A causal transposed convolution
 /// of stride s and kernel 2s (or s) is this with `taps` 2 (1) and `c_out = s · channels`: time-major
 /// `[t, s·channels]` is `[t·s, channels]`.
@@ -53,12 +68,50 @@ pub struct Conv {
     pub state: Option<StateSlice>,
     /// Streams.
     pub windows: Windows,
-    /// Added to the result, `[time, c_out]`; may be `out`.
+    /// A second convolution of one tap behind this one.
+    pub pointwise: Option<Pointwise>,
+    /// Added to the result, `[time, outputs]`; may be `out`, or `x`.
     pub residual: Option<View>,
     /// Clamp the result to ±1.
     pub clamp: bool,
-    /// Output `[time, c_out]`; not `x`.
+    /// Output `[time, outputs]` (see [`Conv::outputs`]); not `x`.
     pub out: View,
+}
+
+impl Conv {
+    /// Channels of the output.
+    pub fn outputs(&self) -> usize {
+        self.pointwise
+            .as_ref()
+            .map_or(self.w.n, |pointwise| pointwise.w.n)
+    }
+
+    /// The two convolutions of which one with a `pointwise` consists, by way of its scratch; one without as it is.
+    pub fn parts(&self) -> (Conv, Option<Conv>) {
+        let Some(pointwise) = &self.pointwise else {
+            return (self.clone(), None);
+        };
+        let first = Conv {
+            pointwise: None,
+            residual: None,
+            clamp: false,
+            out: pointwise.scratch.clone(),
+            ..self.clone()
+        };
+        let second = Conv {
+            x: pointwise.scratch.clone(),
+            w: pointwise.w.clone(),
+            bias: pointwise.bias.clone(),
+            c_in: self.w.n,
+            taps: 1,
+            dilation: 1,
+            snake: Some(pointwise.snake.clone()),
+            state: None,
+            pointwise: None,
+            ..self.clone()
+        };
+        (first, Some(second))
+    }
 }
 
 /// Depthwise causal convolution with carried state: `out[t, c] = bias[c] + Σ_tap x[t-(taps-1-tap), c] · w[tap, c]`.

@@ -3,7 +3,7 @@
 //! This is the one table that [`Op::access`] and [`Op::validate`] are made from. It matches every operation by
 //! name, so a new one does not compile until its operands are listed.
 
-use super::{KvCache, Op, QkvRope, SampleRow, StateSlice, Windows};
+use super::{KvCache, Op, Pointwise, QkvRope, SampleRow, StateSlice, Windows};
 use crate::{Buffer, DType, TouchKind, View};
 
 /// Element types that an operand may have.
@@ -136,9 +136,9 @@ impl<'a> List<'a> {
     }
 
     /// A packed weight: all of it, for its order and padding are the device's business.
-    fn weight(&mut self, packed: &'a Buffer) {
+    fn weight(&mut self, role: &'static str, packed: &'a Buffer) {
         self.0.push(Operand {
-            role: "w",
+            role,
             buffer: packed,
             start: 0,
             len: packed.len(),
@@ -184,6 +184,20 @@ impl<'a> List<'a> {
         self.pool("state.pool", &state.pool, Elements::Floats, TouchKind::Write);
     }
 
+    fn pointwise(&mut self, op: &'a Pointwise, rows: usize, channels: usize) {
+        let snake = &op.snake;
+        self.read("pointwise.snake.alpha", &snake.alpha, channels, Elements::F32);
+        self.read(
+            "pointwise.snake.inv_beta",
+            &snake.inv_beta,
+            channels,
+            Elements::F32,
+        );
+        self.weight("pointwise.w", &op.w.packed);
+        self.optional("pointwise.bias", &op.bias, op.w.n);
+        self.write("pointwise.scratch", &op.scratch, rows * channels, Elements::F32);
+    }
+
     fn windows(&mut self, windows: &'a Windows) {
         self.read("windows", &windows.windows, windows.count * 3, Elements::I32);
     }
@@ -198,7 +212,7 @@ impl Op {
         match self {
             Op::Gemm(op) => {
                 all.read("x", &op.x, op.rows * op.w.k, Floats);
-                all.weight(&op.w.packed);
+                all.weight("w", &op.w.packed);
                 all.optional("bias", &op.bias, op.w.n);
                 all.optional("scale", &op.scale, op.w.n);
                 if let Some(norm) = &op.norm {
@@ -287,7 +301,7 @@ impl Op {
             }
             Op::Conv(op) => {
                 all.read("x", &op.x, op.rows * op.c_in, F32);
-                all.weight(&op.w.packed);
+                all.weight("w", &op.w.packed);
                 all.optional("bias", &op.bias, op.w.n);
                 if let Some(snake) = &op.snake {
                     all.read("snake.alpha", &snake.alpha, op.c_in, F32);
@@ -297,10 +311,14 @@ impl Op {
                     all.state(state);
                 }
                 all.windows(&op.windows);
-                if let Some(residual) = &op.residual {
-                    all.read("residual", residual, op.rows * op.w.n, F32).in_place();
+                if let Some(pointwise) = &op.pointwise {
+                    all.pointwise(pointwise, op.rows, op.w.n);
                 }
-                all.write("out", &op.out, op.rows * op.w.n, F32);
+                let len = op.rows * op.outputs();
+                if let Some(residual) = &op.residual {
+                    all.read("residual", residual, len, F32).in_place();
+                }
+                all.write("out", &op.out, len, F32);
             }
             Op::DepthwiseConv(op) => {
                 all.read("x", &op.x, op.rows * op.channels, F32);
@@ -312,7 +330,7 @@ impl Op {
             }
             Op::Conv1d(op) => {
                 all.read("x", &op.x, op.rows_in * op.c_in, F32);
-                all.weight(&op.w.packed);
+                all.weight("w", &op.w.packed);
                 all.optional("bias", &op.bias, op.w.n);
                 if let Some(residual) = &op.residual {
                     all.read("residual", residual, op.rows_out * op.w.n, F32)

@@ -343,4 +343,32 @@ fn refusals_name_the_operand_and_the_numbers() {
         },
         "DepthwiseConv: state: 4 elements at offset 7 leave a slot of 10 in codec_state[0..100]",
     );
+    let pointwise_of = |m: &mut Make, k| Conv {
+        x: m.f32("x", 5 * 2),
+        rows: 5,
+        w: m.matrix(3, 2),
+        bias: None,
+        c_in: 2,
+        taps: 1,
+        dilation: 1,
+        snake: None,
+        state: None,
+        windows: m.windows(),
+        pointwise: Some(Pointwise {
+            snake: Snake {
+                alpha: m.f32("alpha", 3),
+                inv_beta: m.f32("inv_beta", 3),
+            },
+            w: m.matrix(4, k),
+            bias: None,
+            scratch: m.f32("scratch", 5 * 3),
+        }),
+        residual: None,
+        clamp: false,
+        out: m.f32("out", 5 * 4),
+    };
+    check_refused(
+        |m| pointwise_of(m, 2).into(),
+        "Conv: pointwise.w has 2 inputs, the convolution in front of it gives 3",
+    );
 }

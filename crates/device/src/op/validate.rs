@@ -65,6 +65,12 @@ impl Op {
                 if op.w.k != op.taps * op.c_in {
                     return Some(taps_problem(op.w.k, op.taps, op.c_in));
                 }
+                if let Some(pointwise) = op.pointwise.as_ref().filter(|pointwise| pointwise.w.k != op.w.n) {
+                    return Some(format!(
+                        "pointwise.w has {} inputs, the convolution in front of it gives {}",
+                        pointwise.w.k, op.w.n
+                    ));
+                }
                 match (&op.state, op.taps) {
                     (None, 1) => None,
                     (Some(_), 1) => Some("a convolution of 1 tap carries no state: leave it out".to_owned()),

@@ -83,7 +83,7 @@ pub(super) fn talker_row_bytes(configs: &Configs) -> u64 {
     (cache + activations + logits) * WORD_BYTES
 }
 
-/// Workspace of one codec pass, in f32: two of the widest activations, a ConvNeXt block's inner one, and the
+/// Workspace of one codec pass, in f32: three of the widest activations, a ConvNeXt block's inner one, and the
 /// transformer's.
 pub(super) fn codec_workspace_bytes(config: &CodecDecoderConfig, pass_frames: u32) -> u64 {
     let latent_rate: u64 = config.upsampling_ratios.iter().copied().map(u64::from).product();
@@ -101,7 +101,7 @@ pub(super) fn codec_workspace_bytes(config: &CodecDecoderConfig, pass_frames: u3
         3 * q + 2 * kv + 2 * u64::from(config.hidden_size) + 3 * u64::from(config.intermediate_size);
     let convnext = latent_rate * u64::from(CONVNEXT_FACTOR * config.latent_dim);
     let around = u64::from(2 * config.codebook_dim + config.latent_dim);
-    u64::from(pass_frames) * (2 * widest + convnext + transformer + around + rate) * WORD_BYTES
+    u64::from(pass_frames) * (3 * widest + convnext + transformer + around + rate) * WORD_BYTES
 }
 
 /// Steps whose results are staged for the host at once.

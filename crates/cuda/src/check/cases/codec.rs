@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use laneway_device::DType;
-use laneway_device::op::{Conv, DepthwiseConv, Snake, StateSlice, Windows};
+use laneway_device::op::{Conv, DepthwiseConv, Pointwise, Snake, StateSlice, Windows};
 
 use super::{Case, Work, small};
 use crate::check::Context;
@@ -17,6 +17,9 @@ const BOUND: f64 = 3e-5;
 const SNAKE_BOUND: f64 = 1e-4;
 /// State that was rounded to 16 bits, or not, beside the other.
 const STATE_BOUND: f64 = 4e-3;
+/// As `STATE_BOUND`, of what a unit's second convolution takes.
+const UNIT_BOUND_BF16: f64 = 4e-3;
+const UNIT_BOUND_F16: f64 = 5e-4;
 /// What rows of padding hold.
 const STALE: f32 = 1e4;
 /// Elements of a slot ahead of the case's state.
@@ -33,6 +36,8 @@ struct Shape {
     bias: bool,
     /// Adds its own output.
     residual: bool,
+    /// A second convolution of one tap behind it, and its input added.
+    unit: bool,
     clamp: bool,
     weights: DType,
     pool: DType,
@@ -50,6 +55,7 @@ const BASE: Shape = Shape {
     snake: false,
     bias: true,
     residual: false,
+    unit: false,
     clamp: false,
     weights: DType::F32,
     pool: DType::F32,
@@ -80,6 +86,11 @@ const fn second(channels: usize, rate: usize) -> Shape {
         residual: true,
         ..unit(channels, rate, 1)
     }
+}
+
+/// Both of them as one operation.
+const fn whole(shape: Shape) -> Shape {
+    Shape { unit: true, ..shape }
 }
 
 /// A block's transposed convolution.
@@ -118,6 +129,9 @@ const SMALL: &[Shape] = &[
     second(16, 4),
     second(7, 2),
     padded(unit(16, 4, 9)),
+    whole(unit(16, 4, 3)),
+    whole(unit(5, 3, 9)),
+    padded(whole(unit(16, 4, 9))),
     padded(second(16, 4)),
     padded(transposed(8, 5, 2)),
     transposed(8, 5, 2),
@@ -170,6 +184,13 @@ const RELEASED: &[Shape] = &[
     unit(96, 1920, 9),
     second(96, 1920),
     exit(96, 1920),
+    whole(unit(768, 32, 3)),
+    whole(unit(384, 160, 9)),
+    whole(unit(192, 640, 1)),
+    whole(unit(96, 1920, 1)),
+    whole(unit(96, 1920, 3)),
+    whole(unit(96, 1920, 9)),
+    padded(whole(unit(96, 1920, 9))),
     padded(unit(384, 160, 3)),
     padded(exit(96, 1920)),
     // Enough rows that blocks make several slices, or several tiles.
@@ -188,6 +209,21 @@ const RELEASED: &[Shape] = &[
     Shape {
         frames: &[9, 1, 2],
         ..second(96, 1920)
+    },
+    Shape {
+        frames: &[9, 1, 2],
+        ..whole(unit(96, 1920, 3))
+    },
+    padded(whole(unit(192, 640, 9))),
+    padded(transposed(192, 4, 160)),
+    // Odd numbers of wide tiles, of which a cluster takes two.
+    Shape {
+        frames: &[20, 1, 3],
+        ..transposed(384, 5, 32)
+    },
+    Shape {
+        frames: &[20, 1, 2],
+        ..whole(unit(384, 160, 9))
     },
 ];
 
@@ -226,6 +262,7 @@ fn push(context: &Context, shape: Shape, out: &mut Vec<Case>) {
     for (with, what) in [
         (shape.snake, " snake"),
         (shape.residual, " res"),
+        (shape.unit, " unit"),
         (shape.clamp, " clamp"),
         (shape.padding > 0, " pad"),
     ] {
@@ -261,11 +298,21 @@ struct Operands {
     bias: Data,
     alpha: Vec<f32>,
     inv_beta: Vec<f32>,
+    second: Option<Second>,
     /// Per stream.
     x: Vec<Vec<f32>>,
     residual: Vec<Vec<f32>>,
     state: Vec<f32>,
     slots: Vec<i32>,
+}
+
+/// Operands of a unit's second convolution.
+struct Second {
+    w: Data,
+    narrow_w: Data,
+    bias: Data,
+    alpha: Data,
+    inv_beta: Data,
 }
 
 impl Shape {
@@ -292,12 +339,28 @@ fn conv(shape: Shape, kept: DType, random: &mut Random) -> StreamCase {
     if shape.pool == DType::Bf16 {
         state.iter_mut().for_each(|x| *x = narrowed(*x, DType::Bf16));
     }
-    let weights = random.floats(shape.c_out * k, 1.7 / (k as f32).sqrt());
+    let matrix = |random: &mut Random, k: usize| {
+        let weights = random.floats(shape.c_out * k, 1.7 / (k as f32).sqrt());
+        let narrow: Vec<f32> = weights.iter().map(|w| narrowed(*w, kept)).collect();
+        (Data::real(&weights, shape.weights), Data::floats(&narrow))
+    };
+    let (w, narrow_w) = matrix(random, k);
+    let second = shape.unit.then(|| {
+        let (w, narrow_w) = matrix(random, shape.c_out);
+        Second {
+            w,
+            narrow_w,
+            bias: Data::floats(&random.floats(shape.c_out, 0.5)),
+            alpha: Data::floats(&wave(random, shape.c_out)),
+            inv_beta: Data::floats(&wave(random, shape.c_out)),
+        }
+    });
     let operands = Operands {
         shape,
         kept,
-        w: Data::real(&weights, shape.weights),
-        narrow_w: Data::floats(&weights.iter().map(|w| narrowed(*w, kept)).collect::<Vec<_>>()),
+        w,
+        narrow_w,
+        second,
         bias: Data::floats(&random.floats(shape.c_out, 0.5)),
         alpha: wave(random, shape.c_in),
         inv_beta: wave(random, shape.c_in),
@@ -356,6 +419,16 @@ impl Operands {
             let alpha = e.shared("alpha", Data::floats(&self.alpha));
             (alpha, e.shared("inv_beta", Data::floats(&self.inv_beta)))
         });
+        let second = self.second.as_ref().map(|second| {
+            let w = e.weights(shape.c_out, shape.c_out, second.w.clone());
+            let bias = e.shared("bias2", second.bias.clone());
+            let alpha = e.shared("alpha2", second.alpha.clone());
+            let inv_beta = e.shared("inv_beta2", second.inv_beta.clone());
+            let inside = e.scratch("inside", DType::F32, rows * shape.c_out);
+            // The reference's `x` is activated already.
+            let plain = e.input("plain", Data::floats(&inputs));
+            (w, bias, alpha, inv_beta, inside, plain)
+        });
         let windows = e.input("windows", windows(cuts, &self.slots));
         let contents = pool
             .cloned()
@@ -367,6 +440,9 @@ impl Operands {
             e.pool("state", contents, Measure::Relative(bound))
         });
         let bound = match (shape.snake && rounds, shape.pool, rounds) {
+            // What lies between the two was rounded that the reference has not.
+            _ if shape.unit && self.kept == DType::Bf16 => UNIT_BOUND_BF16,
+            _ if shape.unit && self.kept == DType::F16 => UNIT_BOUND_F16,
             // Carried inputs were rounded that the reference has not.
             (_, DType::Bf16, false) => STATE_BOUND,
             (true, ..) => SNAKE_BOUND,
@@ -410,7 +486,19 @@ impl Operands {
                 count,
                 rate,
             },
-            residual: shape.residual.then(|| p.view(out)),
+            pointwise: second.map(|(w, bias, alpha, inv_beta, inside, _)| Pointwise {
+                snake: Snake {
+                    alpha: p.view(alpha),
+                    inv_beta: p.view(inv_beta),
+                },
+                w: p.matrix(w),
+                bias: Some(p.view(bias)),
+                scratch: p.view(inside),
+            }),
+            residual: match shape.unit {
+                true => Some(p.view(x)),
+                false => shape.residual.then(|| p.view(out)),
+            },
             clamp: shape.clamp,
             out: p.view(out),
         };
@@ -426,15 +514,23 @@ impl Operands {
             return (e.reference_data(replaced), slots);
         }
         replaced.push((w, self.narrow_w.clone()));
+        if let (Some(data), Some((w, ..))) = (&self.second, second) {
+            replaced.push((w, data.narrow_w.clone()));
+        }
         let activated = inputs
             .iter()
             .enumerate()
             .map(|(i, x)| narrowed(self.snake(*x, i % shape.c_in), self.kept));
         replaced.push((x, Data::floats(&activated.collect::<Vec<_>>())));
         let e = e.reference(replaced, move |p, rows| {
+            let conv = conv(p, rows);
             let conv = Conv {
                 snake: None,
-                ..conv(p, rows)
+                residual: match second {
+                    Some((.., plain)) => Some(p.view(plain)),
+                    None => conv.residual.clone(),
+                },
+                ..conv
             };
             vec![conv.into()]
         });

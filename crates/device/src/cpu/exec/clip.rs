@@ -51,6 +51,11 @@ pub(super) fn read_windows(
 }
 
 pub(super) fn causal_conv(op: &op::Conv) -> Result<(), String> {
+    if op.pointwise.is_some() {
+        let (first, second) = op.parts();
+        causal_conv(&first)?;
+        return second.as_ref().map_or(Ok(()), causal_conv);
+    }
     let (c_in, c_out, rows) = (op.c_in, op.w.n, op.rows);
     if op.w.k != op.taps * c_in || (op.taps > 1) != op.state.is_some() {
         return Err(format!(

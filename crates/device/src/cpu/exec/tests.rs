@@ -416,6 +416,7 @@ fn small_conv(bench: &Bench) -> op::Conv {
             count: 3,
             rate: 2,
         },
+        pointwise: None,
         residual: None,
         clamp: false,
         out: bench.floats("out", &[0.5; 4]),
@@ -465,6 +466,35 @@ fn convolutions_carry_the_state_of_their_slots() {
             ..op
         },
         "overlaps",
+    );
+}
+
+#[test]
+fn a_pointwise_convolution_goes_over_what_the_first_one_gives() {
+    let bench = Bench::new();
+    let op = op::Conv {
+        pointwise: Some(op::Pointwise {
+            snake: op::Snake {
+                alpha: bench.floats("alpha", &[0.0]),
+                inv_beta: bench.floats("inv_beta", &[1.0]),
+            },
+            w: bench.matrix(2, 1, &[1.0, -2.0]),
+            bias: Some(bench.floats("bias", &[0.0, 0.5])),
+            scratch: bench.floats("scratch", &[f32::NAN; 4]),
+        }),
+        residual: Some(bench.floats("residual", &[100.0; 8])),
+        out: bench.floats("wide_out", &[f32::NAN; 8]),
+        ..small_conv(&bench)
+    };
+    run(op.clone()).unwrap();
+    let first = [71.0, 12.0, 83.0, 34.0];
+    let expected: Vec<f32> = first.iter().flat_map(|y| [100.0 + y, 100.5 - 2.0 * y]).collect();
+    assert_eq!(contents::<f32>(&op.out), expected);
+    let state = op.state.as_ref().map(|state| contents::<f32>(&state.pool));
+    assert_eq!(
+        state,
+        Some(vec![0.0, 2.0, 0.0, 4.0]),
+        "the first one's inputs are carried"
     );
 }
 

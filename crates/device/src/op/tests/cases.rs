@@ -272,9 +272,43 @@ pub(super) const CASES: &[Case] = &[
                 }),
                 state: Some(m.state("state", 2 * 2 * 2)),
                 windows: m.windows(),
+                pointwise: None,
                 residual: Some(m.f32("residual", 5 * 3)),
                 clamp: true,
                 out: m.f32("out", 5 * 3),
+            })
+        },
+        &["w"],
+        &["w"],
+    ),
+    (
+        |m| {
+            Op::from(Conv {
+                x: m.f32("x", 5 * 2),
+                rows: 5,
+                w: m.matrix(3, 3 * 2),
+                bias: Some(m.f32("bias", 3)),
+                c_in: 2,
+                taps: 3,
+                dilation: 2,
+                snake: Some(Snake {
+                    alpha: m.f32("alpha", 2),
+                    inv_beta: m.f32("inv_beta", 2),
+                }),
+                state: Some(m.state("state", 2 * 2 * 2)),
+                windows: m.windows(),
+                pointwise: Some(Pointwise {
+                    snake: Snake {
+                        alpha: m.f32("pointwise.alpha", 3),
+                        inv_beta: m.f32("pointwise.inv_beta", 3),
+                    },
+                    w: m.matrix(4, 3),
+                    bias: Some(m.f32("pointwise.bias", 4)),
+                    scratch: m.f32("pointwise.scratch", 5 * 3),
+                }),
+                residual: Some(m.f32("residual", 5 * 4)),
+                clamp: true,
+                out: m.f32("out", 5 * 4),
             })
         },
         &["w"],

@@ -1,8 +1,8 @@
 //! The decoder as a sequence of device operations over one pass.
 
 use laneway_device::op::{
-    Activation, Attention, Conv, DepthwiseConv, Embed, Gemm, InputNorm, KvCache, LayerNorm, QkvRope,
-    RopeTable, Snake, StateSlice, Windows,
+    Activation, Attention, Conv, DepthwiseConv, Embed, Gemm, InputNorm, KvCache, LayerNorm, Pointwise,
+    QkvRope, RopeTable, Snake, StateSlice, Windows,
 };
 use laneway_device::{Buffer, BufferSpec, DType, Device, Launcher, Place, Result, View};
 
@@ -46,7 +46,8 @@ pub struct Pass {
     pub positions: View,
 }
 
-/// Buffers of one pass. The two wide ones are input and output in turn from the latent upsampling on.
+/// Buffers of one pass. The two wide ones are input and output in turn from the latent upsampling on, and the third is
+/// what lies between the two convolutions of a residual unit.
 #[derive(Debug)]
 struct Workspace {
     entry: Buffer,
@@ -62,6 +63,7 @@ struct Workspace {
     inner: Buffer,
     convnext: Buffer,
     wide: [Buffer; 2],
+    inside: Buffer,
     samples: Buffer,
 }
 
@@ -100,6 +102,7 @@ impl Workspace {
             inner: typed("inner", c.intermediate_size, product)?,
             convnext: typed("convnext", latent_rate * CONVNEXT_FACTOR * c.latent_dim, product)?,
             wide: [buffer("wide_a", wide)?, buffer("wide_b", wide)?],
+            inside: buffer("inside", wide)?,
             samples: buffer("samples", rate)?,
         })
     }
@@ -193,6 +196,7 @@ impl Run<'_> {
             snake: conv.snake.cloned(),
             state: conv.state.map(|offset| self.state(offset)),
             windows: self.windows(rate),
+            pointwise: conv.pointwise,
             residual: conv.residual.cloned(),
             clamp: conv.clamp,
             out: conv.out.clone(),
@@ -208,6 +212,7 @@ struct ConvCall<'a> {
     dilation: usize,
     snake: Option<&'a Snake>,
     state: Option<usize>,
+    pointwise: Option<Pointwise>,
     residual: Option<&'a View>,
     clamp: bool,
     out: &'a View,
@@ -222,6 +227,7 @@ impl<'a> ConvCall<'a> {
             dilation: 1,
             snake: None,
             state: None,
+            pointwise: None,
             residual: None,
             clamp: false,
             out,
@@ -524,9 +530,8 @@ impl CodecDecoder {
         )?;
         std::mem::swap(&mut x, &mut spare);
         for (block, up) in (0..w.blocks.len()).zip(&self.config.upsample_rates) {
-            self.block(run, block, rate, &x, &spare)?;
+            (x, spare) = self.block(run, block, rate, x, spare)?;
             rate *= up;
-            std::mem::swap(&mut x, &mut spare);
         }
         debug_assert_eq!(w.exit.w.k, TAPS * exit_channels(&self.config));
         run.conv(
@@ -540,8 +545,15 @@ impl CodecDecoder {
         )
     }
 
-    /// One upsampling block from `x`, which it overwrites, to `out`.
-    fn block(&self, run: &Run<'_>, block: usize, rate: usize, x: &View, out: &View) -> Result<()> {
+    /// One upsampling block; hands out the buffer that holds its result, and the other one.
+    fn block(
+        &self,
+        run: &Run<'_>,
+        block: usize,
+        rate: usize,
+        mut x: View,
+        mut spare: View,
+    ) -> Result<(View, View)> {
         let w: &BlockWeights = &self.weights.blocks[block];
         let state = &self.layout.blocks[block];
         run.conv(
@@ -549,9 +561,10 @@ impl CodecDecoder {
             ConvCall {
                 snake: Some(&w.snake),
                 state: Some(state.transposed),
-                ..ConvCall::new(x, &w.transposed, TRANSPOSED_TAPS, out)
+                ..ConvCall::new(&x, &w.transposed, TRANSPOSED_TAPS, &spare)
             },
         )?;
+        std::mem::swap(&mut x, &mut spare);
         let rate = rate * self.config.upsample_rates[block];
         for ((unit, dilation), state) in w.units.iter().zip(DILATIONS).zip(state.units) {
             run.conv(
@@ -560,19 +573,19 @@ impl CodecDecoder {
                     dilation,
                     snake: Some(&unit.snake1),
                     state: Some(state),
-                    ..ConvCall::new(out, &unit.conv1, TAPS, x)
+                    pointwise: Some(Pointwise {
+                        snake: unit.snake2.clone(),
+                        w: unit.conv2.w.clone(),
+                        bias: Some(unit.conv2.bias.clone()),
+                        scratch: self.work.inside.view(),
+                    }),
+                    residual: Some(&x),
+                    ..ConvCall::new(&x, &unit.conv1, TAPS, &spare)
                 },
             )?;
-            run.conv(
-                rate,
-                ConvCall {
-                    snake: Some(&unit.snake2),
-                    residual: Some(out),
-                    ..ConvCall::new(x, &unit.conv2, 1, out)
-                },
-            )?;
+            std::mem::swap(&mut x, &mut spare);
         }
-        Ok(())
+        Ok((x, spare))
     }
 }
 

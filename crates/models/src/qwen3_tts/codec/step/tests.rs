@@ -420,8 +420,8 @@ fn a_pass_is_one_graph_and_two_copies() {
     let (latent, blocks) = (config.upsampling_ratios.len(), config.upsample_rates.len());
     let expected = [
         ("Attention", layers),
-        // pre_conv, the first and the last; of each block the transposed one and three units of two.
-        ("Conv", 3 + 7 * blocks),
+        // pre_conv, the first and the last; of each block the transposed one and three units.
+        ("Conv", 3 + 4 * blocks),
         ("DepthwiseConv", latent),
         ("Embed", 2),
         ("GatherRows", 1),
