@@ -6,3 +6,4 @@ mod dependencies;
 mod life;
 mod speech;
 mod top;
+mod workers;
