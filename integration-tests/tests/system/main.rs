@@ -4,6 +4,7 @@ mod churn;
 mod configuration;
 mod dependencies;
 mod life;
+mod soak;
 mod speech;
 mod top;
 mod workers;
