@@ -12,6 +12,7 @@ mod decode;
 pub mod device;
 pub mod engine_backend;
 mod failure;
+mod listen;
 mod manager;
 mod meter;
 mod output;
@@ -20,6 +21,7 @@ mod relay;
 mod report;
 mod serve;
 mod service;
+mod share;
 mod state;
 #[cfg(test)]
 mod tests;
