@@ -50,22 +50,8 @@ __device__ __forceinline__ u32 cluster_rank() {
 // Orders nothing but the barriers' own beginning, which has a fence, and the blocks' end.
 __device__ __forceinline__ void cluster_arrive() { asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory"); }
 __device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
-// The same place in the shared memory of another block of the cluster.
-__device__ __forceinline__ u32 remote(u32 address, u32 rank) {
-    u32 there;
-    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(rank));
-    return there;
-}
 __device__ __forceinline__ void barrier_arrive_at(u32 barrier, u32 rank) {
     asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(remote(barrier, rank)) : "memory");
-}
-__device__ __forceinline__ void barrier_expect(u32 barrier, int bytes) {
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
-}
-__device__ __forceinline__ void copy_here(u32 to, const void* from, int bytes, u32 barrier) {
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
-                 "l"(from), "r"(bytes), "r"(barrier)
-                 : "memory");
 }
 // To the same place of all blocks that `ranks` has a bit for, each of which is told so at its own barrier.
 __device__ __forceinline__ void copy_to_all(u32 to, const void* from, int bytes, u32 barrier, u32 ranks) {
@@ -75,12 +61,6 @@ __device__ __forceinline__ void copy_to_all(u32 to, const void* from, int bytes,
         "l"(from), "r"(bytes), "r"(barrier), "h"((unsigned short)ranks)
         : "memory");
 }
-__device__ __forceinline__ void copy_across(u32 to, u32 from, int bytes, u32 barrier) {
-    asm volatile("cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
-                 "r"(from), "r"(bytes), "r"(barrier)
-                 : "memory");
-}
-
 // The lane and the warp of the block, read anew: what is made of them between two tiles need not be kept while products
 // need all registers.
 __device__ __forceinline__ int fresh_lane() {

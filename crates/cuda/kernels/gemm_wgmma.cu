@@ -1,4 +1,4 @@
-// Products of many rows by Hopper's warpgroup products (sm_90a only). product.cuh and block.cuh stand in front of it.
+// Products of many rows by Hopper's warpgroup products (sm_90a only). product.cuh, block.cuh and wgmma.cuh stand in front of it.
 //
 // Outputs of the matrix are the rows of the product, from registers: a warp's 16 outputs are one packed tile, so that
 // weights come from memory as they lie, ahead of the wait for the kernel before. Batch rows are its columns, from shared
@@ -12,7 +12,6 @@
 // A norm in front is split: what makes x leaves it times the norm's weight, rounded, and each row's sum of squares by parts
 // (see product.cuh); a product of that then divides by the root of the whole.
 
-#define TEN(T) "%" T "0,%" T "1,%" T "2,%" T "3,%" T "4,%" T "5,%" T "6,%" T "7,%" T "8,%" T "9"
 #define OUT8(i) \
     "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), "+f"(d[i + 7])
 
@@ -25,18 +24,11 @@
                      : __VA_ARGS__                                                                                  \
                      : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "l"(b), "r"(more));                                  \
     }
-#define PRODUCTS(...) PRODUCT_OF(product_bf16, "bf16", __VA_ARGS__) PRODUCT_OF(product_f16, "f16", __VA_ARGS__)
-PRODUCTS("16", 8, "%0,%1,%2,%3,%4,%5,%6,%7", "%8,%9,%10,%11", "%12", "%13", OUT8(0))
-PRODUCTS("32", 16, TEN("") ",%10,%11,%12,%13,%14,%15", "%16,%17,%18,%19", "%20", "%21", OUT8(0), OUT8(8))
-PRODUCTS("64", 32, TEN("") "," TEN("1") "," TEN("2") ",%30,%31", "%32,%33,%34,%35", "%36", "%37", OUT8(0), OUT8(8),
+#define ROW_PRODUCTS(...) PRODUCT_OF(product_bf16, "bf16", __VA_ARGS__) PRODUCT_OF(product_f16, "f16", __VA_ARGS__)
+ROW_PRODUCTS("16", 8, "%0,%1,%2,%3,%4,%5,%6,%7", "%8,%9,%10,%11", "%12", "%13", OUT8(0))
+ROW_PRODUCTS("32", 16, TEN("") ",%10,%11,%12,%13,%14,%15", "%16,%17,%18,%19", "%20", "%21", OUT8(0), OUT8(8))
+ROW_PRODUCTS("64", 32, TEN("") "," TEN("1") "," TEN("2") ",%30,%31", "%32,%33,%34,%35", "%36", "%37", OUT8(0), OUT8(8),
          OUT8(16), OUT8(24))
-
-__device__ __forceinline__ void product_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-__device__ __forceinline__ void product_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-template <int AHEAD>
-__device__ __forceinline__ void product_wait() {
-    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(AHEAD) : "memory");
-}
 
 // As load_tile where there is something to load, and without a branch, which would keep products apart.
 __device__ __forceinline__ void load_tile_if(uint4& v, const uint4* tile, int some) {
@@ -47,44 +39,9 @@ __device__ __forceinline__ void load_tile_if(uint4& v, const uint4* tile, int so
         : "l"(tile), "r"(some));
 }
 
-__device__ __forceinline__ void barrier_init(u32 barrier, int arrivals) {
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
-}
-__device__ __forceinline__ void barrier_arrive(u32 barrier) {
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
-}
-// Arrive, and let the phase last until so many bytes have come.
-__device__ __forceinline__ void barrier_expect(u32 barrier, int bytes) {
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
-}
-// Until the phase of this parity has ended; that before the first one counts as odd.
-__device__ __forceinline__ void barrier_wait(u32 barrier, int parity) {
-    asm volatile(
-        "{\n.reg .pred done;\nagain:\n"
-        "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
-        "@done bra behind;\nbra again;\nbehind:\n}\n" ::"r"(barrier),
-        "r"(parity)
-        : "memory");
-}
 // Of some warps of a block.
 __device__ __forceinline__ void barrier_of(int name, int threads) {
     asm volatile("bar.sync %0, %1;" ::"r"(name), "r"(threads) : "memory");
-}
-__device__ __forceinline__ void fetch(u32 to, const void* from, int bytes, u32 barrier) {
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
-                 "l"(from), "r"(bytes), "r"(barrier)
-                 : "memory");
-}
-// To another block's shared memory; addresses as that block's.
-__device__ __forceinline__ void send(u32 to, u32 from, int bytes, u32 barrier) {
-    asm volatile("cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
-                 "r"(from), "r"(bytes), "r"(barrier)
-                 : "memory");
-}
-__device__ __forceinline__ u32 address_in(u32 local, int rank) {
-    u32 remote;
-    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(local), "r"(rank));
-    return remote;
 }
 
 constexpr int FETCH_TILES = 8;  // k tiles of inputs fetched at once
@@ -160,7 +117,7 @@ __device__ __forceinline__ void gemm_warpgroup_body(const bf16_t* x, const uint4
     const bool leader = tid % SET_THREADS == 0;
     const auto fetch_chunk = [&](int chunk, int buffer) {
         barrier_expect(my_full + buffer * 8, buffer_bytes);
-        fetch(my_inputs + buffer * buffer_bytes, from + (i64)chunk * FETCH_K * pitch, buffer_bytes, my_full + buffer * 8);
+        copy_here(my_inputs + buffer * buffer_bytes, from + (i64)chunk * FETCH_K * pitch, buffer_bytes, my_full + buffer * 8);
     };
     if (leader)
         for (int chunk = 0; chunk < min(chunks, buffers); chunk++) fetch_chunk(chunk, chunk);
@@ -288,8 +245,8 @@ __device__ __forceinline__ void gemm_warpgroup_body(const bf16_t* x, const uint4
             // Ranks count as blockIdx does, which the checking build turns round.
             const int rank = (int)(blockIdx.x % BLOCKS) == part ? tid : BLOCKS - 1 - tid;
             const int place_there = part < tid ? part : part - 1;
-            send(address_in(shared_address(received + place_there * MY_COLS * PITCH), rank),
-                 shared_address(sums + tid * MY_COLS * PITCH), MY_COLS * PITCH * 4, address_in(sums_in, rank));
+            copy_across(remote(shared_address(received + place_there * MY_COLS * PITCH), rank),
+                 shared_address(sums + tid * MY_COLS * PITCH), MY_COLS * PITCH * 4, remote(sums_in, rank));
             asm volatile("cp.async.bulk.commit_group;" ::: "memory");
         }
         barrier_wait(sums_in, 0);

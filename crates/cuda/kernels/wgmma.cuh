@@ -1,4 +1,5 @@
-// Hopper's warpgroup products and what orders them (sm_90a only): stands in front of codec_wgmma.cu and codec_unit.cu.
+// Hopper's warpgroup products and what orders them (sm_90a only): stands in front of every source with products of
+// warpgroups.
 
 #define TEN(T) "%" T "0,%" T "1,%" T "2,%" T "3,%" T "4,%" T "5,%" T "6,%" T "7,%" T "8,%" T "9"
 #define OUT4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
@@ -39,6 +40,29 @@ __device__ __forceinline__ void barrier_wait(u32 barrier, int parity) {
         "@done bra behind;\nbra again;\nbehind:\n}\n" ::"r"(barrier),
         "r"(parity)
         : "memory");
+}
+
+// The same place in the shared memory of another block of the cluster.
+__device__ __forceinline__ u32 remote(u32 address, u32 rank) {
+    u32 there;
+    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(rank));
+    return there;
+}
+// Arrive, and let the phase last until so many bytes have come.
+__device__ __forceinline__ void barrier_expect(u32 barrier, int bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
+// Bytes from memory, told to a barrier.
+__device__ __forceinline__ void copy_here(u32 to, const void* from, int bytes, u32 barrier) {
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
+                 "l"(from), "r"(bytes), "r"(barrier)
+                 : "memory");
+}
+// The same to another block of the cluster: addresses as that block has them, see remote().
+__device__ __forceinline__ void copy_across(u32 to, u32 from, int bytes, u32 barrier) {
+    asm volatile("cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
+                 "r"(from), "r"(bytes), "r"(barrier)
+                 : "memory");
 }
 
 // Which buffer is next, and the parity of its use.

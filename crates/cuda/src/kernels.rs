@@ -83,6 +83,7 @@ const SOURCES_OF_HOPPER: &[(&str, &str)] = &[
             include_str!("../kernels/product.cuh"),
             "#line 1 \"block.cuh\"\n",
             include_str!("../kernels/block.cuh"),
+            include_str!("../kernels/wgmma.cuh"),
             "#line 1 \"gemm_wgmma.cu\"\n",
             include_str!("../kernels/gemm_wgmma.cu")
         ),
