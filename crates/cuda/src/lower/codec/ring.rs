@@ -45,7 +45,7 @@ impl Tile {
     }
 }
 
-/// The first one takes every rate that comes here.
+/// The first one takes every rate that comes here; of two that cost the same the earlier one is taken.
 const TILES: [Tile; 3] = [
     Tile {
         units: 1,
@@ -54,16 +54,16 @@ const TILES: [Tile; 3] = [
         residual: Some("unit_ring_1x32"),
     },
     Tile {
-        units: 5,
-        unit: 32,
-        conv: "conv_ring_2_5x32",
-        residual: None,
-    },
-    Tile {
         units: 1,
         unit: 160,
         conv: "conv_ring_2_1x160",
         residual: Some("unit_ring_1x160"),
+    },
+    Tile {
+        units: 5,
+        unit: 32,
+        conv: "conv_ring_2_5x32",
+        residual: None,
     },
 ];
 
