@@ -27,7 +27,7 @@ const BYTES_OF_CHAR: usize = 12;
 const OTHER_BYTES: usize = 64 * 1024;
 
 /// Until the body has arrived.
-const BODY_TIMEOUT: Duration = Duration::from_secs(15);
+const BODY_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Speak. The answer begins with the first audio, so that whatever goes wrong before that has its status code; a
 /// stream that fails later is cut off, or, as events, ends in an error.

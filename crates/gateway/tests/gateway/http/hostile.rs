@@ -141,6 +141,20 @@ async fn malformed_requests_end_their_connection_and_nothing_else() {
     assert_eq!(worker.n_requests(), 1);
 }
 
+#[tokio::test]
+async fn a_body_that_does_not_come_is_not_waited_for() {
+    let worker = FakeWorker::start("a", speaks());
+    let gateway = gateway(&[&worker], |_| ()).await;
+    let mut connection = gateway.connection().await;
+    let promised = [JSON, ("content-length", "100")];
+    connection.request(SPEECH, &promised, b"").await;
+    connection.send(b"{\"input\": ").await;
+    let (status, code, _, message) = connection.answer().await.error();
+    assert_eq!((status, code.as_str()), (408, "request_timeout"));
+    assert!(message.contains("10 seconds"), "{message}");
+    connection.closed().await;
+}
+
 /// Bytes of one chunk of the script below, as 16-bit samples.
 const CHUNK_BYTES: usize = 25 * 1920 * 2;
 
