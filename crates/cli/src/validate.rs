@@ -61,8 +61,12 @@ fn summary(deployment: &Deployment) -> String {
         format!("{} on rank {} ({placement})", node.node, ranks.join("+"))
     };
     let nodes: Vec<String> = deployment.nodes.iter().map(place).collect();
+    let copies = match deployment.replicas {
+        1 => String::new(),
+        replicas => format!(", {replicas} times"),
+    };
     format!(
-        "{} from {} is valid: {}",
+        "{} from {} is valid: {}{copies}",
         deployment.model,
         deployment.weights,
         nodes.join(", ")

@@ -46,6 +46,7 @@ impl Served {
 
     /// Names of the nodes of a rank.
     pub(crate) fn nodes(&self, rank: u32) -> Vec<String> {
+        let rank = self.deployment().layout_rank(rank);
         let placed = self
             .deployment()
             .nodes
@@ -56,6 +57,7 @@ impl Served {
 
     /// Whether requests start there.
     pub(crate) fn runs_entry(&self, rank: u32) -> bool {
+        let rank = self.deployment().layout_rank(rank);
         let entries = self
             .validated
             .declaration

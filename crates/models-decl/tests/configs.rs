@@ -24,12 +24,22 @@ const SHIPPED: &[(&str, Homes)] = &[
     ("1.7b-auto.yaml", &[(0, Chain), (0, Auto(1))]),
     ("bench-0.6b-chain.yaml", &[(0, Chain), (0, Chain)]),
     ("bench-0.6b-lane.yaml", &[(0, Chain), (0, Lane(1))]),
+    ("bench-0.6b-auto.yaml", &[(0, Chain), (0, Auto(1))]),
+    ("bench-0.6b-split.yaml", &[(0, Chain), (1, Chain)]),
+    ("bench-0.6b-split-mps.yaml", &[(0, Chain), (1, Chain)]),
+    ("bench-0.6b-replicas-mps.yaml", &[(0, Chain), (0, Chain)]),
     ("bench-1.7b-chain.yaml", &[(0, Chain), (0, Chain)]),
     ("bench-1.7b-lane.yaml", &[(0, Chain), (0, Lane(1))]),
+    ("bench-1.7b-auto.yaml", &[(0, Chain), (0, Auto(1))]),
+    ("bench-1.7b-split.yaml", &[(0, Chain), (1, Chain)]),
+    ("bench-1.7b-split-mps.yaml", &[(0, Chain), (1, Chain)]),
+    ("bench-1.7b-replicas-mps.yaml", &[(0, Chain), (0, Chain)]),
+    ("bench-1.7b-clone.yaml", &[(0, Chain), (0, Lane(1)), (0, Lane(2))]),
     ("voice-design.yaml", &[(0, Chain), (0, Auto(1))]),
     ("voice-clone.yaml", &[(0, Chain), (0, Lane(1)), (0, Lane(2))]),
     ("split.yaml", &[(0, Chain), (1, Chain)]),
     ("split-mps.yaml", &[(0, Chain), (1, Chain)]),
+    ("replicas-mps.yaml", &[(0, Chain), (0, Chain)]),
 ];
 
 fn directory() -> PathBuf {
@@ -172,6 +182,32 @@ fn the_split_sends_frames_from_worker_to_worker() {
         (split.mps, split.ranks[1].active_thread_percentage),
         (MpsMode::Required, Some(30))
     );
+}
+
+#[test]
+fn replicas_are_whole_workers_on_one_device() {
+    for file in [
+        "replicas-mps.yaml",
+        "bench-0.6b-replicas-mps.yaml",
+        "bench-1.7b-replicas-mps.yaml",
+    ] {
+        let Validated {
+            deployment,
+            declaration,
+            ..
+        } = accepted(file, &[]);
+        let plan = |rank| WorkerPlan::for_rank(&deployment, &declaration, rank).unwrap();
+        let (first, second) = (plan(0), plan(1));
+        assert_eq!((deployment.replicas, deployment.ranks.len()), (2, 2), "{file}");
+        assert_eq!((first.device_index, second.device_index), (0, 0), "{file}");
+        assert_eq!(
+            (first.remote_edges, second.remote_edges),
+            (vec![], vec![]),
+            "{file}"
+        );
+        assert_eq!(first.nodes, second.nodes, "{file}");
+        assert_eq!(first.resources, second.resources, "{file}");
+    }
 }
 
 /// The rules hold for the real model too: what each change of a shipped configuration is refused for.

@@ -28,7 +28,7 @@ pub fn resource_bytes(resource: &ResourceDecl, slots: u32) -> u64 {
     resource.report.fixed_bytes.saturating_add(pool)
 }
 
-/// Bytes of one lane of a rank: its nodes and the resources that they declare.
+/// Bytes of one lane of a rank of the first replica: its nodes and the resources that they declare.
 pub fn lane_bytes(deployment: &Deployment, declaration: &ModelDeclaration, rank: u32, lane: u32) -> u64 {
     let max_rows = deployment
         .lanes
@@ -63,7 +63,7 @@ pub fn lane_bytes(deployment: &Deployment, declaration: &ModelDeclaration, rank:
     of_nodes.chain(of_resources).fold(0, u64::saturating_add)
 }
 
-/// Bytes of the device rings of the stream edges that walks of this rank consume.
+/// Bytes of the device rings of the stream edges that walks of this rank of the first replica consume.
 pub fn ring_bytes(deployment: &Deployment, declaration: &ModelDeclaration, rank: u32) -> u64 {
     let consumes = |walk: &str| {
         let walk = declaration.walks.iter().find(|decl| decl.name == walk);
@@ -82,6 +82,7 @@ pub fn ring_bytes(deployment: &Deployment, declaration: &ModelDeclaration, rank:
 
 /// Bytes of one worker: its lanes, and the rings of the stream edges that its walks consume.
 pub fn rank_bytes(deployment: &Deployment, declaration: &ModelDeclaration, rank: u32) -> u64 {
+    let rank = deployment.layout_rank(rank);
     let lanes = deployment.lanes.iter().filter(|lane| lane.rank == rank);
     let lanes = lanes.map(|lane| lane_bytes(deployment, declaration, rank, lane.id));
     let context = if deployment.device == DeviceKind::Cuda {
@@ -108,6 +109,18 @@ pub(crate) fn lane_violation(key: String, lane: &LaneSpec, needed: u64, budget: 
     Violation::new(Reason::LaneMemoryExceeded, key, message, remedy)
 }
 
+/// A worker needs more than it may allocate under MPS.
+pub(crate) fn pinned_violation(rank: u32, needed: u64, bound: u64) -> Violation {
+    let message = format!(
+        "rank {rank} may allocate {} and needs {}",
+        ByteSize(bound),
+        ByteSize(needed)
+    );
+    let remedy = format!("write `pinned_device_memory: {needed}` or more, or give its resources fewer slots");
+    let key = format!("mps.ranks.{rank}.pinned_device_memory");
+    Violation::new(Reason::DeviceMemoryExceeded, key, message, remedy)
+}
+
 /// Whether the workers of these ranks fit on the device together.
 pub(crate) fn device_violation(
     deployment: &Deployment,
@@ -127,7 +140,7 @@ pub(crate) fn device_violation(
         let nodes = declaration.nodes.iter().filter(|node| declares(node));
         nodes
             .flat_map(|node| deployment.ranks_of(&node.name))
-            .any(|rank| ranks.contains(rank))
+            .any(|rank| ranks.iter().any(|&on| deployment.layout_rank(on) == *rank))
     };
     let sizes = deployment
         .resources

@@ -94,6 +94,7 @@ impl Loaded {
         let ranks = self.ranks(raw, &groups, inventory);
         self.mps(raw, &ranks);
         let lanes = self.lanes(raw, &groups, &ranks, inventory);
+        let replicas = raw.replicas.get().min(ranks.len().max(1) as u32);
         let capture_buckets = self.capture_buckets(raw);
 
         let declaration = declaration?;
@@ -111,6 +112,7 @@ impl Loaded {
             max_seq_len: raw.max_seq_len.get(),
             nodes,
             lanes,
+            replicas,
             ranks,
             mps: raw.mps.as_ref().map_or(MpsMode::Unset, |mps| mps.mode.into()),
             resources: self.resources(raw, declaration),
@@ -176,6 +178,15 @@ impl Loaded {
         let mut by_device: BTreeMap<u32, Vec<u32>> = BTreeMap::new();
         for rank in &deployment.ranks {
             by_device.entry(rank.device).or_default().push(rank.rank);
+        }
+        for rank in &deployment.ranks {
+            let Some(bound) = rank.pinned_device_memory_bytes else {
+                continue;
+            };
+            let needed = budget::rank_bytes(deployment, declaration, rank.rank);
+            if needed > bound {
+                self.add(budget::pinned_violation(rank.rank, needed, bound));
+            }
         }
         for (index, ranks) in by_device {
             let Some(device) = inventory.and_then(|inventory| inventory.find(&deployment.device.name(index)))

@@ -28,9 +28,11 @@ pub struct Deployment {
     pub max_seq_len: u32,
     /// Every node of the model, in declaration order.
     pub nodes: Vec<NodePlacement>,
-    /// Every lane of every rank, by rank and then id. Lane 0 is a rank's chain.
+    /// Every lane of every rank of the first replica, by rank and then id. Lane 0 is a rank's chain.
     pub lanes: Vec<LaneSpec>,
-    /// Ranks by number, contiguous from 0.
+    /// Whole copies of the nodes. Nodes and lanes name the ranks of the first; see [`Deployment::layout_rank`].
+    pub replicas: u32,
+    /// Ranks of all replicas by number, contiguous from 0.
     pub ranks: Vec<RankSpec>,
     /// How workers that share a device do so.
     pub mps: MpsMode,
@@ -47,7 +49,17 @@ pub struct Deployment {
 }
 
 impl Deployment {
-    /// Ranks that `node` runs on, or nothing for an unknown node.
+    /// Ranks of one replica.
+    pub fn ranks_per_replica(&self) -> u32 {
+        (self.ranks.len() as u32 / self.replicas.max(1)).max(1)
+    }
+
+    /// The rank of the first replica that `rank` is a copy of: nodes and lanes are written for that one.
+    pub fn layout_rank(&self, rank: u32) -> u32 {
+        rank % self.ranks_per_replica()
+    }
+
+    /// Ranks of the first replica that `node` runs on, or nothing for an unknown node.
     pub fn ranks_of(&self, node: &str) -> &[u32] {
         self.nodes
             .iter()
@@ -298,6 +310,8 @@ pub struct RankSpec {
     pub device: u32,
     /// Share of the device's threads under MPS, 1 to 100.
     pub active_thread_percentage: Option<u32>,
+    /// Most bytes of device memory that it may allocate under MPS.
+    pub pinned_device_memory_bytes: Option<u64>,
 }
 
 /// How workers share a device.

@@ -33,6 +33,7 @@ pub mod declaration;
 pub mod deployment;
 pub mod inventory;
 pub mod load;
+pub mod mps;
 mod placement;
 pub mod raw;
 #[cfg(test)]

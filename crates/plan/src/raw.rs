@@ -18,6 +18,8 @@ use crate::deployment::{DeviceKind, MpsMode, Precision, Priority, Weights};
 pub mod defaults {
     /// `max_seq_len`, positions.
     pub const MAX_SEQ_LEN: u32 = 8192;
+    /// `replicas`.
+    pub const REPLICAS: u32 = 1;
     /// `limits.max_rows`: where decode steps of the 1.7B model are still far inside the frame time.
     pub const MAX_ROWS: u32 = 64;
     /// `limits.max_prefill_tokens`.
@@ -60,6 +62,9 @@ pub struct RawDeployment {
     pub max_seq_len: NonZeroU32,
     /// Which nodes run where.
     pub node_groups: Option<Vec<RawNodeGroup>>,
+    /// Whole copies of the node groups, each on ranks of its own: with n ranks in the groups, rank r of copy k is rank
+    /// k * n + r of the deployment.
+    pub replicas: NonZeroU32,
     /// Device index of each rank; rank 0 on device 0, 1 on 1 and so on where it is left out.
     #[serde(default)]
     pub rank_devices: BTreeMap<u32, u32>,
@@ -163,6 +168,8 @@ impl From<RawMpsMode> for MpsMode {
 pub struct RawMpsRank {
     /// Share of the device's threads, 1 to 100.
     pub active_thread_percentage: NonZeroU32,
+    /// Most device memory that the rank may allocate; without a bound where it is left out.
+    pub pinned_device_memory: Option<ByteSize>,
 }
 
 /// One entry of `resources`.

@@ -29,6 +29,8 @@ pub struct WorkerPlan {
     pub device_index: u32,
     /// Share of the device's threads under MPS, 1 to 100.
     pub active_thread_percentage: Option<u32>,
+    /// Most bytes of device memory that it may allocate under MPS.
+    pub pinned_device_memory_bytes: Option<u64>,
     /// Longest sequence in positions.
     pub max_seq_len: u32,
     /// Its nodes, in declaration order.
@@ -66,13 +68,15 @@ impl WorkerPlan {
     /// been checked against `declaration`.
     pub fn for_rank(deployment: &Deployment, declaration: &ModelDeclaration, rank: u32) -> Option<Self> {
         let spec = deployment.ranks.iter().find(|spec| spec.rank == rank)?;
-        let here = |node: &str| deployment.ranks_of(node).contains(&rank);
+        // Nodes and lanes are written for the first replica.
+        let layout = deployment.layout_rank(rank);
+        let here = |node: &str| deployment.ranks_of(node).contains(&layout);
 
         let nodes = deployment
             .nodes
             .iter()
-            .filter(|placed| placed.ranks.contains(&rank));
-        let lanes = deployment.lanes.iter().filter(|lane| lane.rank == rank);
+            .filter(|placed| placed.ranks.contains(&layout));
+        let lanes = deployment.lanes.iter().filter(|lane| lane.rank == layout);
         let walks = declaration
             .walks
             .iter()
@@ -86,6 +90,7 @@ impl WorkerPlan {
             precision: deployment.precision,
             device_index: spec.device,
             active_thread_percentage: spec.active_thread_percentage,
+            pinned_device_memory_bytes: spec.pinned_device_memory_bytes,
             max_seq_len: deployment.max_seq_len,
             nodes: nodes
                 .map(|placed| NodePlan {
@@ -99,14 +104,14 @@ impl WorkerPlan {
                     priority: lane.priority,
                     sms: lane.sms,
                     auto_sms: lane.auto_sms.clone(),
-                    memory_bytes: budget::lane_bytes(deployment, declaration, rank, lane.id),
+                    memory_bytes: budget::lane_bytes(deployment, declaration, layout, lane.id),
                     max_rows: lane.max_rows,
                 })
                 .collect(),
-            resources: resources_of(deployment, declaration, rank),
+            resources: resources_of(deployment, declaration, layout),
             walks: walks.map(|walk| walk.name.clone()).collect(),
             chunks: deployment.chunks.clone(),
-            remote_edges: remote_edges(deployment, declaration, rank),
+            remote_edges: remote_edges(deployment, declaration, layout, rank - layout),
             capture_buckets: deployment.capture_buckets.clone(),
             max_rows: deployment.limits.max_rows,
             max_prefill_tokens: deployment.limits.max_prefill_tokens,
@@ -149,7 +154,13 @@ fn resources_of(deployment: &Deployment, declaration: &ModelDeclaration, rank: u
     sizes.collect()
 }
 
-fn remote_edges(deployment: &Deployment, declaration: &ModelDeclaration, rank: u32) -> Vec<RemoteEdge> {
+/// Edges of `rank` of the first replica, with peers in the replica whose first rank is `replica_begins`.
+fn remote_edges(
+    deployment: &Deployment,
+    declaration: &ModelDeclaration,
+    rank: u32,
+    replica_begins: u32,
+) -> Vec<RemoteEdge> {
     let ranks_of_walks = |names: &[String]| -> BTreeSet<u32> {
         let walks = declaration.walks.iter().filter(|walk| names.contains(&walk.name));
         walks
@@ -186,7 +197,7 @@ fn remote_edges(deployment: &Deployment, declaration: &ModelDeclaration, rank: u
                         edge: edge.clone(),
                         kind,
                         direction,
-                        peer_rank,
+                        peer_rank: replica_begins + peer_rank,
                     }),
             );
         };

@@ -55,6 +55,7 @@ impl From<&WorkerPlan> for v1::WorkerPlan {
             device: device.into(),
             device_index: plan.device_index,
             active_thread_percentage: plan.active_thread_percentage,
+            pinned_device_memory_bytes: plan.pinned_device_memory_bytes,
             max_seq_len: plan.max_seq_len,
             nodes: plan.nodes.iter().map(Into::into).collect(),
             lanes: plan.lanes.iter().map(Into::into).collect(),
@@ -106,6 +107,7 @@ impl TryFrom<v1::WorkerPlan> for WorkerPlan {
             precision,
             device_index: plan.device_index,
             active_thread_percentage: plan.active_thread_percentage,
+            pinned_device_memory_bytes: plan.pinned_device_memory_bytes,
             max_seq_len: plan.max_seq_len,
             nodes: plan.nodes.into_iter().map(Into::into).collect(),
             lanes: plan

@@ -149,7 +149,8 @@ impl Loaded {
             self.partitions(raw, group, ranks, inventory);
         }
         let mut lanes: BTreeMap<(u32, u32), Vec<&Group>> = BTreeMap::new();
-        for rank in ranks {
+        let n_layout = ranks.len() / (raw.replicas.get() as usize).clamp(1, ranks.len().max(1));
+        for rank in &ranks[..n_layout] {
             lanes.entry((rank.rank, 0)).or_default();
         }
         for group in groups {

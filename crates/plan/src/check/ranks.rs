@@ -6,11 +6,14 @@ use super::groups::Group;
 use crate::deployment::{DeviceKind, RankSpec};
 use crate::inventory::{DeviceInventory, DeviceSpec};
 use crate::load::Loaded;
-use crate::raw::{RawDeployment, RawMpsMode};
+use crate::raw::{RawDeployment, RawMps, RawMpsMode};
 use crate::violation::{Reason, Violation};
 
 /// Threads of a device that ranks share: a percentage.
 const WHOLE_DEVICE_PERCENT: u32 = 100;
+
+/// Most copies of a deployment: more than any machine has room for, so a slip of the pen is found.
+const MAX_REPLICAS: u32 = 64;
 
 impl Loaded {
     /// What the file says that the machine has.
@@ -89,6 +92,10 @@ impl Loaded {
             }
             expected = rank.saturating_add(1);
         }
+        // Copies follow the ranks that the groups name.
+        let n_layout = first_group.len() as u32;
+        let replicas = self.replicas(raw);
+        let known = 0..n_layout.saturating_mul(replicas);
         let in_mps = raw
             .mps
             .iter()
@@ -96,7 +103,7 @@ impl Loaded {
         let in_devices = raw.rank_devices.keys().map(|rank| ("rank_devices", rank));
         let unknown: Vec<_> = in_devices
             .chain(in_mps)
-            .filter(|(_, rank)| !first_group.contains_key(rank))
+            .filter(|(_, rank)| !first_group.contains_key(rank) && !known.contains(rank))
             .collect();
         for (section, rank) in unknown {
             let message = format!("no node group runs on rank {rank}");
@@ -109,7 +116,11 @@ impl Loaded {
             ));
         }
 
-        let ranks = first_group.into_iter().map(|(rank, group)| {
+        let copies = (0..replicas).flat_map(|copy| {
+            let copied = first_group.iter();
+            copied.map(move |(&rank, &group)| (copy * n_layout + rank, group))
+        });
+        let ranks = copies.map(|(rank, group)| {
             let default = if raw.device == Some(DeviceKind::Cuda) {
                 rank
             } else {
@@ -122,9 +133,22 @@ impl Loaded {
                 rank,
                 device,
                 active_thread_percentage: share.map(|share| share.active_thread_percentage.get()),
+                pinned_device_memory_bytes: share
+                    .and_then(|share| share.pinned_device_memory)
+                    .map(|bytes| bytes.0),
             }
         });
         ranks.collect()
+    }
+
+    fn replicas(&mut self, raw: &RawDeployment) -> u32 {
+        let replicas = raw.replicas.get();
+        if replicas > MAX_REPLICAS {
+            let message = format!("{replicas} copies of the deployment on one machine");
+            let remedy = format!("write a number from 1 to {MAX_REPLICAS}");
+            self.add(Violation::new(Reason::InvalidValue, "replicas", message, remedy));
+        }
+        replicas.min(MAX_REPLICAS)
     }
 
     fn check_device(
@@ -229,6 +253,41 @@ impl Loaded {
                 ));
             }
         }
+        if mps.mode == RawMpsMode::Required {
+            self.mps_sums(mps, ranks);
+        }
+    }
+
+    /// Shares may overlap: the sum of a device may be more than 100, as MPS allows. Where the daemon is for this
+    /// deployment alone, less than 100 is a part of the device that nobody may use.
+    fn mps_sums(&mut self, mps: &RawMps, ranks: &[RankSpec]) {
+        let mut by_device: BTreeMap<u32, Vec<&RankSpec>> = BTreeMap::new();
+        for rank in ranks {
+            by_device.entry(rank.device).or_default().push(rank);
+        }
+        for (device, on_device) in by_device {
+            let shares = on_device.iter().map(|rank| rank.active_thread_percentage);
+            // A rank without a share may use the whole device.
+            let Some(sum) = shares.sum::<Option<u32>>() else {
+                continue;
+            };
+            let Some(last) = on_device.last().filter(|rank| mps.ranks.contains_key(&rank.rank)) else {
+                continue;
+            };
+            if sum < WHOLE_DEVICE_PERCENT {
+                let message = format!(
+                    "the workers of cuda:{device} may use {sum}% of it together; {}% would be nobody's",
+                    WHOLE_DEVICE_PERCENT - sum
+                );
+                self.add(Violation::new(
+                    Reason::MpsUnused,
+                    format!("mps.ranks.{}.active_thread_percentage", last.rank),
+                    message,
+                    "raise the shares to 100 or more together (they may overlap), or write `mode: unmanaged` when others \
+                     share the daemon",
+                ));
+            }
+        }
     }
 
     /// SM partitions of a group against what its device can make.
@@ -260,7 +319,9 @@ impl Loaded {
                     "take it out".to_owned(),
                 )),
                 Some(DeviceKind::Cuda) => {
-                    let on = ranks.iter().filter(|rank| group.ranks.contains(&rank.rank));
+                    let n_layout = ranks.len() as u32 / raw.replicas.get().min(MAX_REPLICAS);
+                    let layout = |rank: &RankSpec| rank.rank % n_layout.max(1);
+                    let on = ranks.iter().filter(|rank| group.ranks.contains(&layout(rank)));
                     let mut devices =
                         on.filter_map(|rank| inventory?.find(&DeviceKind::Cuda.name(rank.device)));
                     devices.find_map(|device| {

@@ -283,6 +283,54 @@ fn two_workers_on_one_gpu_may_time_slice_it_on_purpose() {
 }
 
 #[test]
+fn copies_of_a_deployment_have_ranks_and_shares_of_their_own() {
+    let yaml = format!(
+        "{TOY_YAML}replicas: 2
+rank_devices: {{ 0: 0, 1: 0 }}
+mps:
+  mode: required
+  ranks:
+    0: {{ active_thread_percentage: 50 }}
+    1: {{ active_thread_percentage: 60, pinned_device_memory: 50GiB }}
+"
+    );
+    let deployment = check(&yaml, |_| {}).unwrap();
+    let ranks: Vec<_> = deployment
+        .ranks
+        .iter()
+        .map(|rank| {
+            (
+                rank.rank,
+                rank.device,
+                rank.active_thread_percentage,
+                rank.pinned_device_memory_bytes,
+            )
+        })
+        .collect();
+    assert_eq!(ranks, [(0, 0, Some(50), None), (1, 0, Some(60), Some(50 << 30))]);
+    assert_eq!((deployment.replicas, deployment.ranks_per_replica()), (2, 1));
+    assert_eq!((deployment.layout_rank(0), deployment.layout_rank(1)), (0, 0));
+    assert!(deployment.lanes.iter().all(|lane| lane.rank == 0));
+    // A share of a rank that only the copies have is one of a rank that is there; one more is not.
+    let beyond = yaml.replace("    1: {", "    2: {");
+    let violations = check(&beyond, |_| {}).unwrap_err();
+    assert_eq!(violations[0].reason, Reason::UnknownRank, "{violations:?}");
+    // Both are weighed against the device: one copy is about 5.4 GB.
+    let device = "devices: [{ name: 'cuda:0', memory: 6GB, sms: 132, partition_granularity: 8 }]\n";
+    check(&format!("{TOY_YAML}{device}"), |_| {}).unwrap();
+    let violations = check(
+        &format!("{TOY_YAML}{device}replicas: 2\nrank_devices: {{ 1: 0 }}\nmps: {{ mode: required }}\n"),
+        |_| {},
+    )
+    .unwrap_err();
+    assert_eq!(
+        violations[0].reason,
+        Reason::DeviceMemoryExceeded,
+        "{violations:?}"
+    );
+}
+
+#[test]
 fn a_gpu_that_is_not_there_is_refused_with_what_to_write_instead() {
     let on = |inventory| {
         load(&Sources::text("test.yaml", TOY_YAML))

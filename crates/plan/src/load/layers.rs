@@ -38,6 +38,7 @@ pub(crate) fn default_layer() -> Tree {
     };
     map(vec![
         ("max_seq_len", number(defaults::MAX_SEQ_LEN)),
+        ("replicas", number(defaults::REPLICAS)),
         (
             "limits",
             map(vec![

@@ -99,3 +99,25 @@ fn a_split_names_the_worker_at_the_other_end_of_each_edge() {
     assert_eq!(plans[1].resources[0].lane, 0);
     assert_eq!(plans[2].resources, []);
 }
+
+#[test]
+fn a_copy_of_a_split_names_workers_of_its_own_copy() {
+    let split = TOY_YAML.replace("    lane: 1\n", "    ranks: [1]\n").replace(
+        "    lane: 2\n",
+        "    ranks: [1]\nreplicas: 2\nrank_devices: { 0: 0, 1: 0, 2: 0, 3: 0 }\nmps: { mode: required }\n",
+    );
+    let plans = plans(&split);
+    let peers = |plan: &WorkerPlan| {
+        let peers = plan.remote_edges.iter().map(|edge| edge.peer_rank);
+        peers.collect::<BTreeSet<_>>().into_iter().collect::<Vec<_>>()
+    };
+    let found: Vec<_> = plans.iter().map(|plan| (plan.rank, peers(plan))).collect();
+    assert_eq!(found, [(0, vec![1]), (1, vec![0]), (2, vec![3]), (3, vec![2])]);
+    // Otherwise a copy has what the first has.
+    for (first, copy) in [(0, 2), (1, 3)] {
+        assert_eq!(plans[first].nodes, plans[copy].nodes);
+        assert_eq!(plans[first].lanes, plans[copy].lanes);
+        assert_eq!(plans[first].resources, plans[copy].resources);
+        assert_eq!(plans[first].walks, plans[copy].walks);
+    }
+}

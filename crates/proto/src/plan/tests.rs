@@ -30,6 +30,7 @@ fn plan() -> WorkerPlan {
         precision: Precision::F32,
         device_index: 1,
         active_thread_percentage: Some(30),
+        pinned_device_memory_bytes: Some(20 << 30),
         max_seq_len: 8192,
         nodes: vec![
             node("Talker", Placement::Chain),

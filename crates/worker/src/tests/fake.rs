@@ -321,7 +321,7 @@ impl Backend for FakeBackend {
 }
 
 /// A plan with room for one running and one waiting request.
-pub(super) fn plan(rank: u32, remote: Option<(Direction, u32)>) -> WorkerPlan {
+pub(crate) fn plan(rank: u32, remote: Option<(Direction, u32)>) -> WorkerPlan {
     let lane = LanePlan {
         id: 0,
         priority: Priority::Normal,
@@ -345,6 +345,7 @@ pub(super) fn plan(rank: u32, remote: Option<(Direction, u32)>) -> WorkerPlan {
         precision: laneway_plan::deployment::Precision::F32,
         device_index: 0,
         active_thread_percentage: None,
+        pinned_device_memory_bytes: None,
         max_seq_len: 64,
         nodes: vec![NodePlan {
             node: "Node".into(),

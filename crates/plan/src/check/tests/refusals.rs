@@ -461,6 +461,27 @@ fn plain_cases() -> Vec<Case> {
             "mode: required",
         ),
         Case::file(
+            MpsUnused,
+            (
+                end,
+                "lane: 2\nmps: { mode: required, ranks: { 0: { active_thread_percentage: 60 } } }\n",
+            ),
+            12,
+            "raise the shares",
+        ),
+        Case::file(
+            DeviceMemoryExceeded,
+            (
+                end,
+                "lane: 2\nmps: { mode: required, ranks: { 0: { active_thread_percentage: 100, pinned_device_memory: \
+                 1MiB } } }\n",
+            ),
+            12,
+            "pinned_device_memory: ",
+        ),
+        Case::file(InvalidValue, (end, "lane: 2\nreplicas: 65\n"), 12, "1 to 64")
+            .beside(&[DeviceMissing, MpsNotStated]),
+        Case::file(
             UnknownResource,
             (end, "lane: 2\nresources: { codec_sate: { slots: 4 } }\n"),
             12,
