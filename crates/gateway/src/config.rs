@@ -24,6 +24,9 @@ pub const DEFAULT_QUEUE_SECONDS: u64 = 120;
 pub const DEFAULT_MAX_TEXT_CHARS: usize = 20_000;
 /// Default for a caller of `StreamSynthesize` who sends nothing.
 pub const DEFAULT_IDLE_SECONDS: u64 = 60;
+/// Default for the wait for a worker in the place of one that was lost before it made audio: a worker starts again
+/// within it.
+pub const DEFAULT_REPLACEMENT_SECONDS: u64 = 30;
 /// Default for a caller who takes nothing.
 pub const DEFAULT_CALLER_SECONDS: u64 = 30;
 /// Largest request message: half a minute of reference clip in f32 at 48 kHz, with room.
@@ -44,6 +47,7 @@ mod environment {
     pub(super) const MAX_TEXT_CHARS: &str = "LANEWAY_GATEWAY_MAX_TEXT_CHARS";
     pub(super) const DRAIN_SECONDS: &str = "LANEWAY_GATEWAY_DRAIN_SECONDS";
     pub(super) const QUEUE_SECONDS: &str = "LANEWAY_GATEWAY_QUEUE_SECONDS";
+    pub(super) const REPLACEMENT_SECONDS: &str = "LANEWAY_GATEWAY_REPLACEMENT_SECONDS";
     pub(super) const CALLER_SECONDS: &str = "LANEWAY_GATEWAY_CALLER_SECONDS";
     pub(super) const IDLE_SECONDS: &str = "LANEWAY_GATEWAY_IDLE_SECONDS";
     pub(super) const API_KEYS: &str = "LANEWAY_GATEWAY_API_KEYS";
@@ -75,6 +79,10 @@ pub struct GatewayArgs {
     /// Seconds that a request may wait in a worker's queue; its own deadline may be sooner.
     #[arg(long, env = environment::QUEUE_SECONDS, default_value_t = DEFAULT_QUEUE_SECONDS)]
     pub queue_seconds: u64,
+    /// Seconds that a request without audio may wait for a worker in the place of one that was lost; its own deadline
+    /// may be sooner. 0 ends it at once when there is no other.
+    #[arg(long, env = environment::REPLACEMENT_SECONDS, default_value_t = DEFAULT_REPLACEMENT_SECONDS)]
+    pub replacement_seconds: u64,
     /// Seconds after which a caller who takes none of the audio that waits for it is given up.
     #[arg(long, env = environment::CALLER_SECONDS, default_value_t = DEFAULT_CALLER_SECONDS)]
     pub caller_seconds: u64,
@@ -165,6 +173,9 @@ pub struct StreamConfig {
     pub first_audio: Duration,
     /// Between messages of a worker after that.
     pub stall: Duration,
+    /// From the loss of a worker that had made no audio to another that serves, or the same one again. Zero ends the
+    /// stream when there is no other at once.
+    pub replacement: Duration,
     /// Until the caller takes a message: while the stream is full, and behind its end.
     pub caller: Duration,
     /// Until a caller who sends a text in pieces sends one, with nothing left to speak.
@@ -190,6 +201,7 @@ impl Default for StreamConfig {
             queue: Duration::from_secs(DEFAULT_QUEUE_SECONDS),
             first_audio: Duration::from_secs(60),
             stall: Duration::from_secs(10),
+            replacement: Duration::from_secs(DEFAULT_REPLACEMENT_SECONDS),
             caller: Duration::from_secs(DEFAULT_CALLER_SECONDS),
             idle: Duration::from_secs(DEFAULT_IDLE_SECONDS),
         }
@@ -306,6 +318,7 @@ impl TryFrom<GatewayArgs> for Config {
                 reflection: !args.no_reflection,
                 stream: StreamConfig {
                     queue: Duration::from_secs(args.queue_seconds),
+                    replacement: Duration::from_secs(args.replacement_seconds),
                     caller: Duration::from_secs(args.caller_seconds),
                     idle: Duration::from_secs(args.idle_seconds),
                     ..StreamConfig::default()

@@ -28,8 +28,14 @@ use crate::progress::Progress;
 use crate::routing::{Assignment, RETRY_AFTER, Router, overloaded};
 use crate::validate::Checked;
 
-/// Most workers that one request is tried on.
+/// Most times that one request is tried: one that brings its worker down must not bring them all down.
 const MAX_ATTEMPTS: usize = 3;
+
+/// First pause before a lost worker's replacement is looked for; it doubles up to [`REPLACEMENT_PAUSE_MAX`].
+const REPLACEMENT_PAUSE: Duration = Duration::from_millis(50);
+
+/// Longest pause.
+const REPLACEMENT_PAUSE_MAX: Duration = Duration::from_millis(500);
 
 /// How much later than the caller's the worker's deadline is, so that which one ends a stream is not a race.
 const DEADLINE_GRACE: Duration = Duration::from_millis(50);
@@ -111,6 +117,7 @@ pub(crate) async fn run(relay: Relay, checked: Checked) {
         n_chunks: 0,
         progress: Progress::new(relay.arrived, checked.model.sample_rate),
         accepted: false,
+        taken: false,
         prompt_positions: 0,
         checked,
         relay,
@@ -185,6 +192,8 @@ struct State {
     progress: Progress,
     /// `Accepted` was sent.
     accepted: bool,
+    /// The worker of the last attempt took the request.
+    taken: bool,
     /// As the worker said when it began; 0 before.
     prompt_positions: u32,
 }
@@ -192,31 +201,59 @@ struct State {
 impl State {
     async fn route(&mut self) -> Ended {
         let mut tried: Vec<WorkerId> = Vec::new();
-        let mut last = None;
+        let mut last: Option<Failure> = None;
+        let mut n_attempts = 0;
+        let mut replace_by: Option<Instant> = None;
         loop {
             let picked = self.relay.router.pick(&self.checked.model.name, &tried);
             let assignment = match (picked, last.take()) {
                 (Ok(assignment), _) => assignment,
+                (Err(failure), None) => return Ended::Failed(failure),
+                (Err(_), Some(failure)) if failure.code == ErrorCode::WorkerLost => {
+                    let wait = self.relay.stream.replacement;
+                    let until = *replace_by.get_or_insert_with(|| Instant::now() + wait);
+                    match self.replaced(until).await {
+                        Ok(Some(assignment)) => assignment,
+                        Ok(None) => return Ended::Failed(failure),
+                        Err(interrupt) => return self.interrupted(interrupt).await,
+                    }
+                }
                 // Why the last worker failed says more than that there is no other.
                 (Err(_), Some(failure)) => return Ended::Failed(failure),
-                (Err(failure), None) => return Ended::Failed(failure),
             };
             if !tried.is_empty() {
                 metrics::counter!(metric::GATEWAY_RETRIES).increment(1);
             }
             tried.push(assignment.link.id.clone());
-            match self.attempt(&assignment).await {
+            self.taken = false;
+            let failure = match self.attempt(&assignment).await {
                 Ok(last) => return Ended::Well(last),
                 Err(Failed::Interrupted(interrupt)) => return self.interrupted(interrupt).await,
                 Err(Failed::Here(failure)) => return Ended::Failed(failure),
-                Err(Failed::Elsewhere(failure)) => {
-                    if self.progress.begun() || tried.len() == MAX_ATTEMPTS {
-                        return Ended::Failed(failure);
-                    }
-                    last = Some(failure);
-                }
+                Err(Failed::Elsewhere(failure)) => failure,
+            };
+            // One that is not up yet has not tried it, and the wait for it has its own bound.
+            n_attempts += usize::from(self.taken || replace_by.is_none());
+            if self.progress.begun() || n_attempts == MAX_ATTEMPTS {
+                return Ended::Failed(failure);
             }
+            last = Some(failure);
         }
+    }
+
+    /// Wait for any worker that serves the model, be it the one that was lost: whoever runs it starts it again.
+    /// `None`: none came in time.
+    async fn replaced(&self, until: Instant) -> Result<Option<Assignment>, Interrupt> {
+        let mut pause = REPLACEMENT_PAUSE;
+        while Instant::now() + pause < until {
+            let sleep = tokio::time::sleep(pause);
+            self.unless_interrupted(sleep, until, false).await?;
+            if let Ok(assignment) = self.relay.router.pick(&self.checked.model.name, &[]) {
+                return Ok(Some(assignment));
+            }
+            pause = (pause * 2).min(REPLACEMENT_PAUSE_MAX);
+        }
+        Ok(None)
     }
 
     async fn attempt(&mut self, assignment: &Assignment) -> Result<v1::SynthesizeResponse, Failed> {
@@ -246,6 +283,7 @@ impl State {
             Ok(Err(status)) => return Err(self.worker_failed(&status, assignment)),
             Err(interrupt) => return Err(self.waited(interrupt, assignment)),
         };
+        self.taken = true;
         // It is in the worker's queue.
         self.accept().await.map_err(Failed::Interrupted)?;
         let queue_ends = Instant::now() + self.relay.stream.queue;

@@ -142,6 +142,64 @@ async fn a_request_without_audio_is_tried_elsewhere() {
 }
 
 #[tokio::test]
+async fn a_request_without_audio_waits_for_its_worker_to_come_back() {
+    let mut worker = FakeWorker::start("a", vec![Step::Started, Step::Gate]);
+    let manager = FakeManager::start(vec![worker.info()]).await;
+    let gateway = gateway_of(&manager, |config| {
+        config.stream.replacement = Duration::from_secs(60)
+    })
+    .await;
+    gateway.serving().await;
+    let call = gateway.begin(named("mine")).await.unwrap();
+    worker.until_open(1).await;
+    worker.die();
+    gateway.not_serving().await;
+    // What comes meanwhile has no worker that it could wait for, and is told so at once.
+    assert_eq!(gateway.fails(request()).await.code, ErrorCode::NoWorker);
+    let reborn = FakeWorker::start_at("a", speaks(), worker.address);
+    let spoken = call.rest().await.2.unwrap();
+    assert_eq!(
+        (spoken.finished.frames, spoken.accepted.request_id.as_str()),
+        (3, "mine")
+    );
+    assert_eq!(reborn.caller_ids(), ["mine"]);
+}
+
+#[tokio::test]
+async fn the_wait_for_a_worker_ends_with_its_bound_with_the_deadline_and_with_the_caller() {
+    for (bound_ms, deadline_ms, code) in [
+        (300, None, ErrorCode::WorkerLost),
+        (60_000, Some(300), ErrorCode::DeadlineExceeded),
+    ] {
+        let mut worker = FakeWorker::start("a", vec![Step::Started, Step::Gate]);
+        let bound = Duration::from_millis(bound_ms);
+        let gateway = gateway(&[&worker], |config| config.stream.replacement = bound).await;
+        gateway.serving().await;
+        let mut call = tonic::Request::new(request());
+        if let Some(ms) = deadline_ms {
+            call.set_timeout(Duration::from_millis(ms));
+        }
+        let call = gateway.begin_with(call).await.unwrap();
+        worker.until_open(1).await;
+        worker.die();
+        assert_eq!(call.failure().await.code, code);
+    }
+}
+
+#[tokio::test]
+async fn a_request_that_loses_every_worker_is_given_up() {
+    // It ends each stream without a last message, as a worker does that dies of the request.
+    let worker = FakeWorker::start("a", vec![Step::Started]);
+    let gateway = gateway(&[&worker], |config| {
+        config.stream.replacement = Duration::from_secs(60)
+    })
+    .await;
+    gateway.serving().await;
+    assert_eq!(gateway.fails(request()).await.code, ErrorCode::WorkerLost);
+    assert_eq!(worker.n_requests(), 3);
+}
+
+#[tokio::test]
 async fn a_draining_worker_is_passed_over() {
     let drains = vec![Step::Refuse(Failure::new(ErrorCode::Draining, "shutting down"))];
     let (a, b) = (FakeWorker::start("a", drains), FakeWorker::start("b", speaks()));
