@@ -56,6 +56,8 @@ pub const WORKER_RESOURCE_CAPACITY: &str = "laneway_worker_resource_capacity";
 pub const WORKER_ARM: &str = "laneway_worker_arm";
 /// Times that such a node moved, by `node`, `to` and `reason` (`try`, `return`, `better`, `load`).
 pub const WORKER_LANE_FLIPS: &str = "laneway_worker_lane_flips_total";
+/// Reference clips that requests asked for, by `outcome`: `hit` (encoded before), `wait` (being encoded), `miss`.
+pub const WORKER_REFERENCES: &str = "laneway_worker_references_total";
 /// Requests that ended, by `outcome`: a finish reason, or the label of an error code.
 pub const WORKER_FINISHED: &str = "laneway_worker_finished_total";
 
@@ -226,6 +228,11 @@ pub const METRICS: &[Metric] = &[
         WORKER_LANE_FLIPS,
         Kind::Counter,
         "Moves of nodes under lane: auto, by node, arm and reason.",
+    ),
+    metric(
+        WORKER_REFERENCES,
+        Kind::Counter,
+        "Reference clips asked for, by outcome: hit (encoded before), wait (being encoded) or miss (encoded).",
     ),
     metric(WORKER_FINISHED, Kind::Counter, "Requests that ended, by outcome."),
     metric(MANAGER_WORKERS, Kind::Gauge, "Registered workers, by state."),

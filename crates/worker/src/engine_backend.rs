@@ -1,5 +1,7 @@
 //! Qwen3-TTS behind a running engine.
 
+mod clone;
+mod references;
 #[cfg(test)]
 mod tests;
 
@@ -24,6 +26,9 @@ use laneway_plan::worker_plan::EdgeKind;
 use laneway_proto::v1;
 use tokio::sync::watch;
 
+use clone::Waiting;
+use references::References;
+
 use crate::backend::{Backend, DecodeStart, FrameShape, Running, Sampling, Strength, TextLayout, Utterance};
 
 /// Longest instruction in Unicode scalar values.
@@ -42,6 +47,10 @@ pub struct EngineBackend {
     plan: WorkerPlan,
     facts: ModelFacts,
     shape: FrameShape,
+    /// Clips that were encoded.
+    references: References,
+    /// Requests that wait for a clip.
+    waiting: Waiting,
 }
 
 impl EngineBackend {
@@ -109,6 +118,8 @@ impl EngineBackend {
             plan: plan.clone(),
             facts,
             shape,
+            references: References::default(),
+            waiting: Waiting::default(),
         })
     }
 
@@ -317,18 +328,23 @@ impl Backend for EngineBackend {
         let chunk = utterance.chunk.clone();
         let request = self.build(utterance)?;
         let (max_frames, positions) = (request.max_frames, request.prompt.rows.len() as u32);
+        let clip = request.reference.clone();
         let payload: Payload = Arc::new(request);
-        self.submit(
-            Submission {
-                id: id.into(),
-                payload,
-                chunk,
-                deadline,
-                results: Vec::new(),
-            },
-            max_frames,
-            positions,
-        )
+        let submission = Submission {
+            id: id.into(),
+            payload,
+            chunk,
+            deadline,
+            results: Vec::new(),
+        };
+        match clip {
+            None => self.submit(submission, max_frames, positions),
+            Some(clip) => Ok(Running {
+                max_frames,
+                prompt_positions: positions,
+                events: self.clone_voice(submission, clip)?,
+            }),
+        }
     }
 
     fn decode(
@@ -370,7 +386,7 @@ impl Backend for EngineBackend {
 
     fn cancel(&self, id: &str, strength: Strength) -> bool {
         let Some(canceller) = self.handle.canceller(id) else {
-            return false;
+            return self.waiting.cancel(id, strength);
         };
         match strength {
             Strength::Stop => canceller.stop(),

@@ -20,6 +20,7 @@ mod relay;
 mod report;
 mod serve;
 mod service;
+mod share;
 mod state;
 #[cfg(test)]
 mod tests;

@@ -29,6 +29,7 @@ use crate::meter;
 use crate::peer;
 use crate::report::Reporter;
 use crate::service::{Codec, Core, Role, WorkerService};
+use crate::share;
 use crate::state::{self, Admission, State};
 use crate::warm_up::warm_up;
 
@@ -282,6 +283,7 @@ impl Life {
         shutdown: &CancellationToken,
         draining: &CancellationToken,
     ) -> anyhow::Result<Instant> {
+        share::check(&plan, |name| std::env::var(name).ok())?;
         let role = Role::of(&plan);
         self.service.reporter.planned(role, plan.clone());
         let began = Instant::now();

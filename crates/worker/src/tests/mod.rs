@@ -1,6 +1,6 @@
 //! The service over its real gRPC, around a scripted backend and engine-manager.
 
-mod fake;
+pub(crate) mod fake;
 mod single;
 mod split;
 
