@@ -3,6 +3,7 @@
 //! Must not know: devices. It judges a deployment from what nodes, resources and workers report.
 
 mod deployment;
+pub mod mps;
 pub mod registry;
 mod server;
 mod service;

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Parser;
-use laneway_engine_manager::{EngineManager, Served};
+use laneway_engine_manager::{EngineManager, Served, mps};
 use laneway_plan::Sources;
 use laneway_telemetry::{LogFormat, TelemetryConfig};
 use tokio_util::sync::CancellationToken;
@@ -72,6 +72,7 @@ async fn run(arguments: Arguments, served: Served) -> anyhow::Result<()> {
     }
     let shutdown = CancellationToken::new();
     laneway_telemetry::drain_on_signal(shutdown.clone())?;
+    mps::require(served.deployment().mps).await?;
     let manager = EngineManager::bind(served, arguments.listen).await?;
     tracing::info!(address = %manager.local_addr(), "listening");
     manager.run(shutdown).await
