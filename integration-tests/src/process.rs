@@ -48,9 +48,18 @@ impl Process {
     /// # Errors
     /// It is not built or does not start.
     pub fn start(name: &str, arguments: &[&str]) -> anyhow::Result<Self> {
+        Self::start_with(name, arguments, &[])
+    }
+
+    /// The same with more variables in its environment.
+    ///
+    /// # Errors
+    /// As [`Process::start`].
+    pub fn start_with(name: &str, arguments: &[&str], variables: &[(&str, &str)]) -> anyhow::Result<Self> {
         let mut command = Command::new(binary(name)?);
         command
             .args(arguments)
+            .envs(variables.iter().copied())
             .env("LANEWAY_LOG_FORMAT", "json")
             .env("LANEWAY_SANITIZE", "1");
         command
@@ -143,13 +152,35 @@ impl Process {
     /// # Errors
     /// The signal cannot be sent.
     pub fn signal(&self, signal: &str) -> anyhow::Result<()> {
-        let arguments = [format!("-{signal}"), self.id().to_string()];
-        let sent = Command::new("kill")
-            .args(arguments)
-            .status()
-            .context("run kill")?;
-        anyhow::ensure!(sent.success(), "kill -{signal} {} failed", self.id());
-        Ok(())
+        self::signal(self.id(), signal)
+    }
+
+    /// Processes that it started and that run, with their command lines.
+    ///
+    /// # Errors
+    /// The machine does not say.
+    pub fn children(&self) -> anyhow::Result<Vec<(u32, String)>> {
+        let mut children = Vec::new();
+        for entry in std::fs::read_dir("/proc").context("list processes")? {
+            let path = entry?.path();
+            // One that ends meanwhile is none.
+            let (Ok(status), Ok(command)) = (
+                std::fs::read_to_string(path.join("status")),
+                std::fs::read_to_string(path.join("cmdline")),
+            ) else {
+                continue;
+            };
+            let field = |name: &str| {
+                let line = status.lines().find_map(|line| line.strip_prefix(name))?;
+                line.trim().split_whitespace().next().map(str::to_owned)
+            };
+            let dead = field("State:").is_none_or(|state| state == "Z");
+            if !dead && field("PPid:") == Some(self.id().to_string()) {
+                let id = field("Pid:").context("read a process's id")?.parse()?;
+                children.push((id, command.replace('\0', " ")));
+            }
+        }
+        Ok(children)
     }
 
     /// Wait for its end.
@@ -198,6 +229,27 @@ impl Process {
             resident_bytes: resident_kb * 1024,
         })
     }
+}
+
+/// Send a signal by name, `KILL`, to any process.
+///
+/// # Errors
+/// The signal cannot be sent.
+pub fn signal(process: u32, signal: &str) -> anyhow::Result<()> {
+    let arguments = [format!("-{signal}"), process.to_string()];
+    let sent = Command::new("kill")
+        .args(arguments)
+        .status()
+        .context("run kill")?;
+    anyhow::ensure!(sent.success(), "kill -{signal} {process} failed");
+    Ok(())
+}
+
+/// Whether a process runs.
+pub fn runs(process: u32) -> bool {
+    let status = std::fs::read_to_string(format!("/proc/{process}/status")).unwrap_or_default();
+    let state = status.lines().find_map(|line| line.strip_prefix("State:"));
+    state.is_some_and(|state| !state.trim().starts_with('Z'))
 }
 
 /// What a process holds of the machine.

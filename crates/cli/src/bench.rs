@@ -5,12 +5,13 @@
 //! load before it (the warm-up) is left out. Every request follows from its sentence alone, so a sentence that
 //! is said again must give the same bytes, whatever else runs.
 
-mod caller;
-mod machine;
+pub(crate) mod caller;
+pub(crate) mod clips;
+pub(crate) mod machine;
 mod roofline;
-mod sentences;
+pub(crate) mod sentences;
 mod steps;
-mod summary;
+pub(crate) mod summary;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -33,7 +34,7 @@ use steps::Steps;
 use summary::{Arrivals, Determinism, Run, Yardstick};
 
 /// Callers that share a connection: one connection's frames pass through one task at each end.
-const CALLERS_PER_CONNECTION: usize = 32;
+pub(crate) const CALLERS_PER_CONNECTION: usize = 32;
 
 /// Connections of an open loop, whose callers nobody can count beforehand.
 const OPEN_LOOP_CONNECTIONS: usize = 4;
@@ -60,6 +61,9 @@ pub(crate) struct Arguments {
     /// Wait for the model's end token even if its weights are generated, where it means nothing.
     #[arg(long)]
     free_lengths: bool,
+    /// Voices to clone, for models that do: generated clips that requests take in turn, every second one in context.
+    #[arg(long, default_value_t = 8)]
+    clips: usize,
     /// Commit to report, for a tree that was copied without its history.
     #[arg(long, env = "LANEWAY_COMMIT")]
     commit: Option<String>,
@@ -84,6 +88,8 @@ struct Report {
     voice: String,
     seed: u64,
     workload: Workload,
+    /// Different voices that were cloned.
+    clips: Option<usize>,
     warm_up_s: f64,
     warm_up_waves: usize,
     runs: Vec<Run>,
@@ -153,6 +159,7 @@ async fn measure(
     let seed = arguments.voice.seed.unwrap_or(0);
     let forced = model.takes_exact_frames && !arguments.free_lengths;
     let lines = sentences::lines(seed);
+    let clips = model_clips(&model, arguments.clips)?;
     let workload = Workload::of(&lines, forced);
     let machine = machine::Machine::read();
     let yardstick = Yardstick {
@@ -168,6 +175,7 @@ async fn measure(
             voice_arguments: arguments.voice.clone(),
             voice: voice.clone(),
             lines: lines.clone(),
+            clips: clips.clone(),
             forced,
         });
         eprintln!("measuring {}", describe(arrivals));
@@ -212,6 +220,7 @@ async fn measure(
         voice,
         seed,
         workload,
+        clips: (!clips.is_empty()).then_some(clips.len()),
         warm_up_s: arguments.warm_up_s,
         warm_up_waves: arguments.warm_up_waves,
         runs,
@@ -226,8 +235,17 @@ fn describe(arrivals: Arrivals) -> String {
     }
 }
 
+/// Voices to clone, where the model does.
+pub(crate) fn model_clips(model: &v1::ModelFacts, n_clips: usize) -> anyhow::Result<Vec<v1::ReferenceClip>> {
+    if !model.takes_reference {
+        return Ok(Vec::new());
+    }
+    anyhow::ensure!(n_clips > 0, "--clips is above 0: {} clones voices", model.model);
+    Ok(clips::clips(n_clips, model.sample_rate))
+}
+
 /// The one model that is served.
-async fn only_model(connection: &Connection) -> anyhow::Result<v1::ModelFacts> {
+pub(crate) async fn only_model(connection: &Connection) -> anyhow::Result<v1::ModelFacts> {
     let listed = ModelsClient::new(connection.channel.clone())
         .list(v1::ListModelsRequest {})
         .await;
@@ -248,6 +266,11 @@ async fn channels(connection: &Connection, arrivals: Arrivals) -> anyhow::Result
         Arrivals::Closed { concurrency } => concurrency.div_ceil(CALLERS_PER_CONNECTION),
         Arrivals::Open { .. } => OPEN_LOOP_CONNECTIONS,
     };
+    connections(connection, n_channels).await
+}
+
+/// So many connections to the gateway.
+pub(crate) async fn connections(connection: &Connection, n_channels: usize) -> anyhow::Result<Vec<Channel>> {
     let mut channels = vec![connection.channel.clone()];
     while channels.len() < n_channels {
         channels.push(connection.another_channel().await?);

@@ -13,7 +13,7 @@ use tonic_health::pb::health_check_response::ServingStatus;
 use tonic_health::pb::health_client::HealthClient;
 
 use crate::config::ConfigArguments;
-use crate::system::System;
+use crate::system::{System, SystemConfig};
 
 /// How long a system in this process may take to load its model.
 const START_DEADLINE: Duration = Duration::from_secs(600);
@@ -27,7 +27,8 @@ const FIRST_ANSWER: Duration = Duration::from_secs(10);
 /// Flags that say which gateway a command speaks to.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct GatewayArguments {
-    /// A running gateway, host:port or http://host:port; without one the deployment is started inside this process, in all its roles.
+    /// A running gateway, host:port or http://host:port; without one the deployment is started here, in all its roles
+    /// (several workers are processes of their own).
     #[arg(long, env = "LANEWAY_GATEWAY")]
     gateway: Option<String>,
     #[command(flatten)]
@@ -56,13 +57,17 @@ impl GatewayArguments {
                 system: None,
             });
         }
-        let served = self.config.load()?;
-        let mut system = System::start(served, ([127, 0, 0, 1], 0).into()).await?;
-        let address = system.gateway;
-        tokio::select! {
-            ready = until_serving(address) => ready?,
-            error = system.failed() => return Err(error),
+        let mut system = System::start(SystemConfig {
+            config: self.config,
+            gateway_listen: Some(([127, 0, 0, 1], 0).into()),
+            metrics: None,
+        })
+        .await?;
+        if let Err(error) = system.serving().await {
+            system.give_up().await;
+            return Err(error);
         }
+        let address = system.gateway;
         let channel = endpoint(&address.to_string())?
             .connect()
             .await
@@ -88,11 +93,11 @@ impl Connection {
             .with_context(|| format!("connect to {} once more", self.address))
     }
 
-    /// Status of every worker of a system in this process, by rank; nothing for one elsewhere.
+    /// Status of every worker of a system that was started here, by rank; nothing for one elsewhere.
     pub(crate) async fn worker_statuses(&self) -> anyhow::Result<Vec<v1::WorkerStatusResponse>> {
         let mut statuses = Vec::new();
-        for address in self.system.iter().flat_map(|system| &system.workers) {
-            let channel = endpoint(&address.to_string())?
+        for address in self.system.iter().flat_map(System::workers) {
+            let channel = endpoint(&address)?
                 .connect()
                 .await
                 .context("connect to our own worker")?;
@@ -106,7 +111,27 @@ impl Connection {
         Ok(statuses)
     }
 
-    /// Drain a system in this process.
+    /// The system that was started for this connection; `None` for one elsewhere.
+    pub(crate) fn system(&self) -> Option<&System> {
+        self.system.as_ref()
+    }
+
+    /// Resolves when a role of a system that was started here ends that was not told to; never for one elsewhere.
+    pub(crate) async fn failed(&mut self) -> anyhow::Error {
+        match &mut self.system {
+            Some(system) => system.failed().await,
+            None => std::future::pending().await,
+        }
+    }
+
+    /// End what is left of a system that was started here and failed.
+    pub(crate) async fn give_up(self) {
+        if let Some(system) = self.system {
+            system.give_up().await;
+        }
+    }
+
+    /// Drain a system that was started here.
     pub(crate) async fn end(self) -> anyhow::Result<()> {
         let Connection { channel, system, .. } = self;
         drop(channel);

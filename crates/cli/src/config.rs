@@ -1,8 +1,10 @@
 //! Which deployment a command means.
 
+use std::ffi::OsString;
 use std::fmt;
 use std::path::{Path, PathBuf};
 
+use anyhow::Context as _;
 use clap::Args;
 use laneway_engine_manager::Served;
 use laneway_plan::{Sources, Violation};
@@ -83,12 +85,43 @@ impl ConfigArguments {
     /// # Errors
     /// No file is named and there is no demo.
     pub(crate) fn sources(self) -> anyhow::Result<Sources> {
-        let file = match self.config {
+        let ConfigArguments { config, set } = self.resolved()?;
+        warn_of_stray_variables();
+        Ok(Sources::read(&config.context("name a configuration")?, set))
+    }
+
+    /// The same deployment with its file named.
+    ///
+    /// # Errors
+    /// No file is named and there is no demo.
+    pub(crate) fn resolved(self) -> anyhow::Result<Self> {
+        let config = match self.config {
             Some(file) => file,
             None => demo()?,
         };
-        warn_of_stray_variables();
-        Ok(Sources::read(&file, self.set))
+        Ok(ConfigArguments {
+            config: Some(config),
+            ..self
+        })
+    }
+
+    /// The flags that name this deployment to another process of this program.
+    pub(crate) fn flags(&self) -> Vec<OsString> {
+        let file = self
+            .config
+            .iter()
+            .flat_map(|file| ["--config".into(), file.into()]);
+        let set = self.set.iter().flat_map(|set| ["--set".into(), set.into()]);
+        file.chain(set).collect()
+    }
+
+    /// As if the flags were given.
+    #[cfg(test)]
+    pub(crate) fn of_file(file: PathBuf, set: Vec<String>) -> Self {
+        ConfigArguments {
+            config: Some(file),
+            set,
+        }
     }
 }
 

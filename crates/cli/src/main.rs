@@ -5,8 +5,11 @@ mod client;
 mod config;
 mod health;
 mod kernels;
+mod parent;
+mod processes;
 mod profile;
 mod say;
+mod soak;
 mod stdout;
 mod system;
 mod top;
@@ -55,6 +58,8 @@ enum Command {
     Voices(voices::Arguments),
     /// Measure throughput and latency through the gateway.
     Bench(bench::Arguments),
+    /// Load a system for minutes, with cancels and deaths, and judge it.
+    Soak(soak::Arguments),
     /// Compare or time the operations of a device.
     Kernels(kernels::Arguments),
     /// Run a model and time the stages of its steps.
@@ -63,6 +68,9 @@ enum Command {
     Top(top::Arguments),
     /// Ask a service whether it serves.
     Health(health::Arguments),
+    /// End an MPS daemon once the process that started it is gone.
+    #[command(hide = true)]
+    KeepMps(processes::keeper::Arguments),
 }
 
 impl Command {
@@ -99,6 +107,9 @@ fn report(error: &anyhow::Error) -> ExitCode {
         return ExitCode::from(EXIT_CONFIG);
     }
     eprintln!("laneway: {}", laneway_telemetry::causes(error));
+    if error.is::<processes::Refused>() {
+        return ExitCode::from(EXIT_CONFIG);
+    }
     // What only a worker can tell: the devices of its machine.
     let Some(RegisterError::Refused { violations, .. }) = error.downcast_ref() else {
         return ExitCode::FAILURE;
@@ -127,9 +138,11 @@ async fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
         Command::Verify(arguments) => tokio::task::spawn_blocking(move || verify::run(&arguments)).await?,
         Command::Voices(arguments) => voices::run(arguments).await,
         Command::Bench(arguments) => bench::run(arguments).await,
+        Command::Soak(arguments) => soak::run(arguments).await,
         Command::Kernels(arguments) => tokio::task::spawn_blocking(move || kernels::run(&arguments)).await?,
         Command::Profile(arguments) => tokio::task::spawn_blocking(move || profile::run(&arguments)).await?,
         Command::Top(arguments) => top::run(arguments).await,
         Command::Health(arguments) => health::run(arguments).await,
+        Command::KeepMps(arguments) => processes::keeper::run(arguments).await,
     }
 }

@@ -1,4 +1,4 @@
-//! `laneway up`: a deployment in this process, or one role of it.
+//! `laneway up`: a whole deployment, or one role of it in this process.
 
 use std::net::SocketAddr;
 use std::process::ExitCode;
@@ -7,16 +7,17 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use clap::{Args, ValueEnum};
-use laneway_engine_manager::EngineManager;
+use laneway_engine_manager::{EngineManager, mps};
 use laneway_gateway::{Config, DiscoveryConfig, Shutdown};
 use laneway_worker::device::local_devices;
 use laneway_worker::engine_backend::EngineBackend;
 use laneway_worker::{WorkerConfig, WorkerServer};
 use tokio_util::sync::CancellationToken;
 
-use crate::client::{self, endpoint, with_scheme};
+use crate::client::{endpoint, with_scheme};
 use crate::config::ConfigArguments;
-use crate::system::System;
+use crate::parent;
+use crate::system::{System, SystemConfig};
 
 /// What this process is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -56,6 +57,9 @@ pub(crate) struct Arguments {
     /// Seconds that a worker waits for its plan.
     #[arg(long, default_value_t = 120)]
     register_patience_s: u64,
+    /// Drain when standard input ends, as it does with the process that holds its other end.
+    #[arg(long, hide = true)]
+    end_with_parent: bool,
 }
 
 pub(crate) async fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
@@ -64,6 +68,13 @@ pub(crate) async fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
     let services = served.deployment().services.clone();
     let drain = CancellationToken::new();
     laneway_telemetry::drain_on_signal(drain.clone())?;
+    if arguments.end_with_parent {
+        let drain = drain.clone();
+        tokio::spawn(async move {
+            parent::ended().await;
+            drain.cancel();
+        });
+    }
     if let Some(address) = arguments.metrics_listen {
         let address = laneway_telemetry::serve_metrics(address).await?;
         tracing::info!(metrics = %address, "metrics bound");
@@ -81,11 +92,16 @@ pub(crate) async fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
     endpoint(&engine_manager).context("find the engine-manager")?;
     match arguments.role {
         Role::All => {
-            let system = System::start(served, listen(&services.gateway_listen)?).await?;
-            return all(system, drain).await;
+            let system = System::start(SystemConfig {
+                config: arguments.config,
+                gateway_listen: arguments.listen,
+                metrics: arguments.metrics_listen,
+            });
+            return all(system.await?, drain).await;
         }
         Role::EngineManager => {
             let address = listen(&services.engine_manager_listen)?;
+            mps::require(served.deployment().mps).await?;
             let manager = EngineManager::bind(served, address)
                 .await
                 .context(role_listens("engine-manager", "engine_manager"))?;
@@ -135,19 +151,22 @@ pub(crate) async fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
 async fn all(mut system: System, drain: CancellationToken) -> anyhow::Result<ExitCode> {
     tracing::info!(gateway = %system.gateway, "listening");
     let address = system.gateway;
-    tokio::select! {
-        () = drain.cancelled() => {}
-        error = system.failed() => return Err(error),
-        ready = client::until_serving(address) => {
-            ready?;
-            eprintln!("serving on http://{address} (gRPC)");
-            tokio::select! {
-                () = drain.cancelled() => {}
-                error = system.failed() => return Err(error),
-            }
+    let runs = async {
+        system.serving().await?;
+        eprintln!("serving on http://{address} (gRPC)");
+        Err::<(), _>(system.failed().await)
+    };
+    let failed = tokio::select! {
+        () = drain.cancelled() => None,
+        outcome = runs => outcome.err(),
+    };
+    match failed {
+        None => system.end().await?,
+        Some(error) => {
+            system.give_up().await;
+            return Err(error);
         }
     }
-    system.end().await?;
     Ok(ExitCode::SUCCESS)
 }
 

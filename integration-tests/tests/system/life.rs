@@ -233,7 +233,7 @@ async fn a_second_signal_exits_now() -> anyhow::Result<()> {
 
 #[tokio::test]
 async fn one_process_can_be_the_whole_system() -> anyhow::Result<()> {
-    let config = Deployment::new(Placement::Split).write()?;
+    let config = Deployment::new(Placement::Lane).write()?;
     let mut all = Process::start(
         "laneway",
         &[

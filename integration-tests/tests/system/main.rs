@@ -8,3 +8,4 @@ mod life;
 mod openai;
 mod speech;
 mod top;
+mod workers;

@@ -65,6 +65,8 @@ pub(super) struct Load {
     pub(super) voice_arguments: VoiceArguments,
     pub(super) voice: String,
     pub(super) lines: Vec<Line>,
+    /// Voices to clone, for models that do; none for others.
+    pub(super) clips: Vec<v1::ReferenceClip>,
     /// Frames are forced.
     pub(super) forced: bool,
 }
@@ -207,18 +209,32 @@ impl Shared {
     }
 }
 
+/// The request for one sentence. Everything of it follows from the sentence.
+pub(crate) fn request(
+    voice_arguments: &VoiceArguments,
+    voice: &str,
+    clips: &[v1::ReferenceClip],
+    forced: bool,
+    line: &Line,
+) -> v1::SynthesizeRequest {
+    let mut request = voice_arguments.request(line.text, voice);
+    request.seed = Some(line.seed);
+    if forced {
+        request
+            .sampling
+            .get_or_insert_default()
+            .exact_frames
+            .replace(line.frames);
+    }
+    if !clips.is_empty() {
+        request.reference = Some(clips[line.index % clips.len()].clone());
+    }
+    request
+}
+
 impl Load {
     fn request(&self, line: &Line) -> v1::SynthesizeRequest {
-        let mut request = self.voice_arguments.request(line.text, &self.voice);
-        request.seed = Some(line.seed);
-        if self.forced {
-            request
-                .sampling
-                .get_or_insert_default()
-                .exact_frames
-                .replace(line.frames);
-        }
-        request
+        request(&self.voice_arguments, &self.voice, &self.clips, self.forced, line)
     }
 
     async fn listen(&self, channel: Channel, line: &Line, chunks: &mut Vec<Chunk>) -> anyhow::Result<Ended> {

@@ -4,7 +4,7 @@ use serde::Serialize;
 
 /// Facts that a figure means nothing without.
 #[derive(Debug, Serialize)]
-pub(super) struct Machine {
+pub(crate) struct Machine {
     cpu: Option<String>,
     cores: Option<usize>,
     memory_gib: Option<f64>,
@@ -19,14 +19,14 @@ pub(super) struct Machine {
 
 /// What was measured, as git names it.
 #[derive(Debug, Serialize)]
-pub(super) struct Source {
+pub(crate) struct Source {
     commit: Option<String>,
     /// Files differ from the commit.
     changed: Option<bool>,
 }
 
 impl Machine {
-    pub(super) fn read() -> Self {
+    pub(crate) fn read() -> Self {
         let file = |path: &str| std::fs::read_to_string(path).ok();
         let field = |text: &str, name: &str| {
             let line = text.lines().find(|line| line.starts_with(name))?;
@@ -66,7 +66,7 @@ fn gpus() -> Vec<String> {
 
 impl Source {
     /// Of the working directory; a tree that was copied without its history has none, and `commit` says it.
-    pub(super) fn read(commit: Option<String>) -> Self {
+    pub(crate) fn read(commit: Option<String>) -> Self {
         let git = |arguments: &[&str]| {
             let output = std::process::Command::new("git").args(arguments).output().ok()?;
             let text = output

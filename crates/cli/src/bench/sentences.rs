@@ -17,29 +17,29 @@ const JITTER: f64 = 0.15;
 /// One thing to say. Everything of it follows from its place in the list, so that saying it again must give the
 /// same bytes, whoever else speaks.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) struct Line {
+pub(crate) struct Line {
     /// Place in the list.
-    pub(super) index: usize,
-    pub(super) text: &'static str,
+    pub(crate) index: usize,
+    pub(crate) text: &'static str,
     /// Added to the seed of the whole measurement.
-    pub(super) seed: u64,
+    pub(crate) seed: u64,
     /// Frames to make when lengths are forced.
-    pub(super) frames: u32,
+    pub(crate) frames: u32,
 }
 
 /// How long the utterances are, for the report.
 #[derive(Debug, Serialize)]
-pub(super) struct Workload {
-    pub(super) sentences: usize,
-    pub(super) mean_chars: f64,
+pub(crate) struct Workload {
+    pub(crate) sentences: usize,
+    pub(crate) mean_chars: f64,
     /// Where lengths come from.
-    pub(super) lengths: &'static str,
+    pub(crate) lengths: &'static str,
     /// Of the whole list, when lengths are forced.
-    pub(super) mean_forced_frames: Option<f64>,
+    pub(crate) mean_forced_frames: Option<f64>,
 }
 
 /// The list, with the lengths that this seed draws.
-pub(super) fn lines(seed: u64) -> Vec<Line> {
+pub(crate) fn lines(seed: u64) -> Vec<Line> {
     let mut random = StdRng::seed_from_u64(seed);
     SENTENCES
         .lines()
@@ -58,14 +58,14 @@ pub(super) fn lines(seed: u64) -> Vec<Line> {
 }
 
 /// The order in which a run goes through the list, again and again.
-pub(super) fn order(n_lines: usize, seed: u64) -> Vec<usize> {
+pub(crate) fn order(n_lines: usize, seed: u64) -> Vec<usize> {
     let mut order: Vec<usize> = (0..n_lines).collect();
     order.shuffle(&mut StdRng::seed_from_u64(seed));
     order
 }
 
 /// Seconds from one arrival to the next of a Poisson process.
-pub(super) fn arrivals(rate: f64, seed: u64) -> impl Iterator<Item = f64> {
+pub(crate) fn arrivals(rate: f64, seed: u64) -> impl Iterator<Item = f64> {
     let mut random = StdRng::seed_from_u64(seed);
     std::iter::from_fn(move || {
         let share: f64 = random.random();
@@ -75,7 +75,7 @@ pub(super) fn arrivals(rate: f64, seed: u64) -> impl Iterator<Item = f64> {
 }
 
 impl Workload {
-    pub(super) fn of(lines: &[Line], forced: bool) -> Self {
+    pub(crate) fn of(lines: &[Line], forced: bool) -> Self {
         let mean = |sum: f64| sum / lines.len().max(1) as f64;
         let frames: f64 = lines.iter().map(|line| f64::from(line.frames)).sum();
         let chars: usize = lines.iter().map(|line| line.text.chars().count()).sum();

@@ -229,11 +229,11 @@ impl Percentiles {
 
 /// Whether the same request gave the same bytes whenever it was sent.
 #[derive(Debug, Default, PartialEq, Serialize)]
-pub(super) struct Determinism {
+pub(crate) struct Determinism {
     /// Streams that repeated an earlier one of this measurement.
     repeated: usize,
     /// Of these, with other bytes than the first time.
-    pub(super) differing: usize,
+    pub(crate) differing: usize,
     #[serde(skip)]
     first: BTreeMap<usize, u64>,
 }
@@ -241,17 +241,27 @@ pub(super) struct Determinism {
 impl Determinism {
     pub(super) fn add(&mut self, heard: &[Heard]) {
         for heard in heard {
-            let Ok(ended) = &heard.outcome else { continue };
-            match self.first.get(&heard.line) {
-                None => {
-                    self.first.insert(heard.line, ended.hash);
-                }
-                Some(first) => {
-                    self.repeated += 1;
-                    self.differing += usize::from(*first != ended.hash);
-                }
+            if let Ok(ended) = &heard.outcome {
+                self.note(heard.line, ended.hash);
             }
         }
+    }
+
+    /// A sentence ended with these bytes.
+    pub(crate) fn note(&mut self, line: usize, hash: u64) {
+        match self.first.get(&line) {
+            None => {
+                self.first.insert(line, hash);
+            }
+            Some(first) => {
+                self.repeated += 1;
+                self.differing += usize::from(*first != hash);
+            }
+        }
+    }
+
+    pub(crate) fn repeated(&self) -> usize {
+        self.repeated
     }
 }
 
