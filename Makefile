@@ -8,7 +8,7 @@ VENV   := $(TOOLS)/venv
 # NVIDIA's compiler for kernels: tests compile them all, with no GPU.
 NVRTC  := $(TOOLS)/nvrtc/nvidia/cu13/lib/libnvrtc.so.13
 
-.PHONY: run test test-true-size lint fmt bench serve wer verify gpu-bundle tools clean
+.PHONY: run test test-true-size lint fmt bench soak serve wer verify gpu-bundle tools clean
 
 ## Speak a sentence on the CPU device through all three services, into hello.wav.
 run:
@@ -45,6 +45,16 @@ bench:
 	$(CARGO) test --release -p laneway-models --lib -- --ignored host_time --nocapture
 	$(CARGO) build --release --bin laneway
 	./target/release/laneway bench --concurrency 1,8 --seconds 20
+
+# Minutes of a soak, and the deployment; SOAK has more flags, such as --kill codec=2 with configs/split-demo.yaml.
+MINUTES    ?= 20
+DEPLOYMENT ?= configs/demo.yaml
+SOAK       ?=
+
+## Load the system for minutes, with streams that are left in the middle, and judge what became of it.
+soak:
+	$(CARGO) build --release --bin laneway
+	./target/release/laneway soak --deployment $(DEPLOYMENT) --minutes $(MINUTES) $(SOAK)
 
 ## Compare this build with the reference's golden tensors.
 verify:

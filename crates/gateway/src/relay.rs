@@ -31,11 +31,8 @@ use crate::validate::Checked;
 /// Most times that one request is tried: one that brings its worker down must not bring them all down.
 const MAX_ATTEMPTS: usize = 3;
 
-/// First pause before a lost worker's replacement is looked for; it doubles up to [`REPLACEMENT_PAUSE_MAX`].
-const REPLACEMENT_PAUSE: Duration = Duration::from_millis(50);
-
-/// Longest pause.
-const REPLACEMENT_PAUSE_MAX: Duration = Duration::from_millis(500);
+/// First and longest pause before a lost worker's replacement is looked for; it doubles in between.
+const REPLACEMENT_PAUSE: (Duration, Duration) = (Duration::from_millis(50), Duration::from_millis(500));
 
 /// How much later than the caller's the worker's deadline is, so that which one ends a stream is not a race.
 const DEADLINE_GRACE: Duration = Duration::from_millis(50);
@@ -208,7 +205,6 @@ impl State {
             let picked = self.relay.router.pick(&self.checked.model.name, &tried);
             let assignment = match (picked, last.take()) {
                 (Ok(assignment), _) => assignment,
-                (Err(failure), None) => return Ended::Failed(failure),
                 (Err(_), Some(failure)) if failure.code == ErrorCode::WorkerLost => {
                     let wait = self.relay.stream.replacement;
                     let until = *replace_by.get_or_insert_with(|| Instant::now() + wait);
@@ -219,7 +215,7 @@ impl State {
                     }
                 }
                 // Why the last worker failed says more than that there is no other.
-                (Err(_), Some(failure)) => return Ended::Failed(failure),
+                (Err(failure), None) | (Err(_), Some(failure)) => return Ended::Failed(failure),
             };
             if !tried.is_empty() {
                 metrics::counter!(metric::GATEWAY_RETRIES).increment(1);
@@ -244,14 +240,14 @@ impl State {
     /// Wait for any worker that serves the model, be it the one that was lost: whoever runs it starts it again.
     /// `None`: none came in time.
     async fn replaced(&self, until: Instant) -> Result<Option<Assignment>, Interrupt> {
-        let mut pause = REPLACEMENT_PAUSE;
+        let (mut pause, longest) = REPLACEMENT_PAUSE;
         while Instant::now() + pause < until {
-            let sleep = tokio::time::sleep(pause);
-            self.unless_interrupted(sleep, until, false).await?;
+            self.unless_interrupted(tokio::time::sleep(pause), until, false)
+                .await?;
             if let Ok(assignment) = self.relay.router.pick(&self.checked.model.name, &[]) {
                 return Ok(Some(assignment));
             }
-            pause = (pause * 2).min(REPLACEMENT_PAUSE_MAX);
+            pause = (pause * 2).min(longest);
         }
         Ok(None)
     }
