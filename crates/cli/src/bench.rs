@@ -128,7 +128,14 @@ pub(crate) async fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
         opened.with_context(|| format!("write {}", path.display()))?;
     }
     let connection = arguments.gateway.clone().connect().await?;
-    let report = measure(&arguments, &arrivals, &connection).await?;
+    let report = match measure(&arguments, &arrivals, &connection).await {
+        Ok(report) => report,
+        Err(error) => {
+            // Its workers, and a daemon that was started for them, are not left to the next run.
+            connection.give_up().await;
+            return Err(error);
+        }
+    };
     let json = serde_json::to_string_pretty(&report).context("write the report")?;
     println!("{json}");
     if let Some(path) = &arguments.output {

@@ -318,6 +318,8 @@ impl Keep {
                 .command(self.rank, listen)
                 .spawn()
                 .with_context(|| format!("start the worker of rank {}", self.rank))?;
+            // Held here: to wait for a child would close what is left in it, which is its word to end.
+            let lifeline = child.stdin.take();
             let process = child.id();
             self.life.send_modify(|life| {
                 life.process = process;
@@ -325,7 +327,10 @@ impl Keep {
             });
             let status = tokio::select! {
                 status = child.wait() => status.context("wait for a worker")?,
-                () = self.stop.cancelled() => return self.end(child).await,
+                () = self.stop.cancelled() => {
+                    drop(lifeline);
+                    return self.end(child).await;
+                }
                 Some(()) = self.kills.recv() => {
                     tracing::warn!(rank = self.rank, process, "killing a worker, as told");
                     child.start_kill().context("kill a worker")?;
@@ -379,9 +384,8 @@ impl Keep {
         }
     }
 
-    /// End a worker: it drains, and is killed when it takes too long.
+    /// Wait for a worker that was told to end: it drains, and is killed when it takes too long.
     async fn end(&self, mut child: Child) -> anyhow::Result<()> {
-        drop(child.stdin.take());
         let patience = self.drain + END_GRACE;
         let rank = self.rank;
         match tokio::time::timeout(patience, child.wait()).await {

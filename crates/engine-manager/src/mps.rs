@@ -42,11 +42,11 @@ const ANSWER_DEADLINE: Duration = Duration::from_secs(5);
 /// How long a daemon or a server may take to be there.
 const START_DEADLINE: Duration = Duration::from_secs(15);
 
-/// How long a daemon may take to end when its clients are gone, and what it gives those that are not.
-const QUIT_DEADLINE: Duration = Duration::from_secs(20);
+/// How long a daemon may take to end, each time that it is told to: what it gives its clients, and some.
+const QUIT_PATIENCE: Duration = Duration::from_secs(12);
 
-/// The same, as the daemon is told. Less, so that its end is seen.
-const CLIENTS_GRACE_S: u32 = 10;
+/// Seconds that it gives clients which have not ended.
+const CLIENTS_GRACE_S: u32 = 8;
 
 /// Pause between looks.
 const POLL: Duration = Duration::from_millis(50);
@@ -498,19 +498,22 @@ pub async fn quit(pipe_directory: &Path) -> Result<(), MpsError> {
 
 async fn quit_with(control: &Control, pipe_directory: &Path) -> Result<(), MpsError> {
     let daemon = control.daemon(pipe_directory.to_owned(), true);
-    let until = Instant::now() + QUIT_DEADLINE;
-    if daemon.ping().await.is_ok() {
-        let told = daemon.ask(&format!("quit -t {CLIENTS_GRACE_S}")).await;
+    // With a bound for clients first; a daemon that does not know one understands the second.
+    for words in [format!("quit -t {CLIENTS_GRACE_S}"), "quit".to_owned()] {
+        if daemon.ping().await.is_err() {
+            break;
+        }
         // It may be gone before it answers.
-        if let Err(error) = told {
-            tracing::debug!(%error, "the MPS daemon was told to quit");
+        if let Err(error) = daemon.ask(&words).await {
+            tracing::debug!(%error, words, "the MPS daemon was told to quit");
+        }
+        let told = Instant::now();
+        while told.elapsed() < QUIT_PATIENCE && daemon.ping().await.is_ok() {
+            tokio::time::sleep(POLL).await;
         }
     }
-    while daemon.ping().await.is_ok() {
-        if Instant::now() > until {
-            return Err(daemon.silent(QUIT_DEADLINE, "it was told to quit and did not".into()));
-        }
-        tokio::time::sleep(POLL).await;
+    if daemon.ping().await.is_ok() {
+        return Err(daemon.silent(2 * QUIT_PATIENCE, "it was told to quit and did not".into()));
     }
     if let Err(error) = std::fs::remove_dir_all(pipe_directory)
         && error.kind() != std::io::ErrorKind::NotFound

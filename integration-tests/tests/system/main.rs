@@ -6,6 +6,7 @@ mod dependencies;
 mod grpc_clients;
 mod life;
 mod openai;
+mod soak;
 mod speech;
 mod top;
 mod workers;

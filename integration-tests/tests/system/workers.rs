@@ -123,7 +123,8 @@ async fn a_killed_codec_worker_is_started_again_and_only_streams_with_audio_are_
     assert_eq!(up.worker(0)?, Some(talker), "the Talker's worker lives on");
     let again = up.another_worker(1, Some(codec)).await?;
     client::until(up.gateway, ServingStatus::Serving).await?;
-    assert_eq!(up.speaker.speak(request("Good morning.", 9)).await?, undisturbed);
+    let after = up.speaker.speak(request("Good morning.", 9)).await?;
+    assert_eq!(after.audio, undisturbed.audio);
 
     up.process.signal("TERM")?;
     let ended = up.process.ended().await?;

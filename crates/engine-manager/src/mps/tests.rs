@@ -62,7 +62,7 @@ async fn a_daemon_is_started_in_a_directory_of_its_own_and_leaves_nothing() {
 
     quit_with(&fake.control, &directory).await.unwrap();
     assert!(!directory.exists());
-    assert!(fake.log().contains("quit -t 10"), "{}", fake.log());
+    assert!(fake.log().contains("quit -t 8"), "{}", fake.log());
     // Told once more (the keeper of a process that ended well), there is nothing to do.
     quit_with(&fake.control, &directory).await.unwrap();
 }
