@@ -1,9 +1,20 @@
 #!/usr/bin/env bash
 # Run on a machine with a GPU, in a copy of the tree that holds target/gpu-bundle.
 #
-#   target/gpu-bundle/run.sh [check] [verify] [bench] [laneway ARGUMENTS...]
+#   target/gpu-bundle/run.sh [check] [verify] [bench] [arms] [soak] [laneway ARGUMENTS...]
 #
-# Without arguments: check, verify, bench. Reports go to $OUT (default: target/gpu-results). What fails does not
+# Without arguments: check, verify, bench. `arms` measures a model in each placement of its codec, `soak` loads it for
+# minutes; what they run is in these variables:
+#
+#   SIZE         1.7b or 0.6b                                    (1.7b)
+#   ARMS         of chain, lane, lane-16, lane-32, lane-64, auto, split, split-mps, replicas-mps, clone  (all but clone)
+#   CONCURRENCY  callers, one run behind the other               (1,32,128)
+#   SECONDS_EACH measured seconds of a run                       (20)
+#   SOAK         arm of the soak                                 (chain)
+#   MINUTES      of the soak                                     (9)
+#   SOAK_FLAGS   more flags of it, such as "--kill codec=2"
+#
+# Reports go to $OUT (default: target/gpu-results). What fails does not
 # keep the rest from running; the exit code says whether everything passed.
 set -uo pipefail
 
@@ -54,6 +65,41 @@ bench() {
         --json "$OUT/bench-detail.json"
 }
 
+# Flags that name an arm's deployment.
+arm() {
+    local file=$tree/configs/bench-$SIZE
+    case $1 in
+    chain | auto | split | split-mps | replicas-mps | clone) echo "--deployment $file-$1.yaml" ;;
+    lane) echo "--deployment $file-chain.yaml --set node_groups.1.lane=1 --set node_groups.1.priority=low" ;;
+    lane-*) echo "--deployment $file-lane.yaml --set node_groups.1.sms=${1#lane-}" ;;
+    *)
+        echo "run.sh: no arm $1" >&2
+        return 1
+        ;;
+    esac
+}
+
+SIZE=${SIZE:-1.7b}
+
+arms() {
+    local each flags
+    for each in ${ARMS:-chain lane lane-16 lane-32 lane-64 auto split split-mps replicas-mps}; do
+        flags=$(arm "$each") || exit 2
+        # The report is in its file; what fails says why here.
+        # shellcheck disable=SC2086
+        step arms "$SIZE $each" 6 "$laneway" bench $flags --concurrency "${CONCURRENCY:-1,32,128}" \
+            --seconds "${SECONDS_EACH:-20}" --quiet --output "$OUT/arm-$SIZE-$each.json"
+    done
+}
+
+soak() {
+    local each=${SOAK:-chain} flags
+    flags=$(arm "$each") || exit 2
+    # shellcheck disable=SC2086
+    step soak "$SIZE $each" 12 "$laneway" soak $flags --minutes "${MINUTES:-9}" ${SOAK_FLAGS:-} \
+        --quiet --output "$OUT/soak-$SIZE-$each.json"
+}
+
 case ${1:-all} in
 all)
     check
@@ -67,9 +113,9 @@ laneway)
 *)
     for part in "$@"; do
         case $part in
-        check | verify | bench) "$part" ;;
+        check | verify | bench | arms | soak) "$part" ;;
         *)
-            echo "run.sh: no part $part; there are check, verify, bench" >&2
+            echo "run.sh: no part $part; there are check, verify, bench, arms, soak" >&2
             exit 2
             ;;
         esac

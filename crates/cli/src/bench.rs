@@ -27,6 +27,7 @@ use tonic::transport::Channel;
 
 use crate::client::{self, Connection, GatewayArguments};
 use crate::say::VoiceArguments;
+use crate::stdout::outln;
 use caller::{Callers, Load, WarmUp};
 use roofline::Size;
 use sentences::Workload;
@@ -70,6 +71,9 @@ pub(crate) struct Arguments {
     /// Write the JSON here too.
     #[arg(long)]
     output: Option<PathBuf>,
+    /// Do not print the JSON.
+    #[arg(long, requires = "output")]
+    quiet: bool,
     #[command(flatten)]
     voice: VoiceArguments,
     #[command(flatten)]
@@ -137,7 +141,9 @@ pub(crate) async fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
         }
     };
     let json = serde_json::to_string_pretty(&report).context("write the report")?;
-    println!("{json}");
+    if !arguments.quiet {
+        outln!("{json}")?;
+    }
     if let Some(path) = &arguments.output {
         std::fs::write(path, json + "\n").with_context(|| format!("write {}", path.display()))?;
     }

@@ -97,6 +97,9 @@ pub(crate) struct Arguments {
     /// Write the JSON here too.
     #[arg(long)]
     output: Option<PathBuf>,
+    /// Do not print the JSON.
+    #[arg(long, requires = "output")]
+    quiet: bool,
     #[command(flatten)]
     voice: VoiceArguments,
     #[command(flatten)]
@@ -198,7 +201,9 @@ pub(crate) async fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
             .push(format!("the system did not end as it should: {error:#}"));
     }
     let json = serde_json::to_string_pretty(&report).context("write the report")?;
-    outln!("{json}")?;
+    if !arguments.quiet {
+        outln!("{json}")?;
+    }
     if let Some(path) = &arguments.output {
         std::fs::write(path, json + "\n").with_context(|| format!("write {}", path.display()))?;
     }

@@ -165,7 +165,7 @@ async fn a_worker_that_dies_again_and_again_ends_the_deployment_with_the_reason(
     gone(&[talker]).await
 }
 
-/// No GPU is here, so the workers refuse: the daemon that was started for them must be gone all the same.
+/// No machine has a tenth GPU, so the workers refuse: the daemon that was started for them must be gone all the same.
 #[tokio::test]
 async fn an_mps_daemon_of_our_own_is_started_and_ended_with_a_deployment_that_is_refused()
 -> anyhow::Result<()> {
@@ -192,13 +192,13 @@ node_groups:
     ranks: [0]
   - nodes: [Codec]
     ranks: [1]
-rank_devices: { 0: 0, 1: 0 }
+rank_devices: { 0: 9, 1: 9 }
 mps:
   mode: required
   ranks:
     0: { active_thread_percentage: 100 }
     1: { active_thread_percentage: 30 }
-devices: [{ name: 'cuda:9', memory: 100GB, sms: 132, partition_granularity: 8 }]
+devices: [{ name: 'cuda:8', memory: 100GB, sms: 132, partition_granularity: 8 }]
 ",
     )?;
     let text = |path: &std::path::Path| path.display().to_string();
@@ -226,7 +226,7 @@ devices: [{ name: 'cuda:9', memory: 100GB, sms: 132, partition_granularity: 8 }]
     let mut started = start("", &text(&temporary))?;
     assert_eq!(started.ended().await?.code(), Some(2), "{}", started.log());
     assert!(
-        started.log().contains("no NVIDIA GPU was found"),
+        started.log().contains("cuda:9, which is not there"),
         "{}",
         started.log()
     );
