@@ -172,7 +172,7 @@ impl Process {
             };
             let field = |name: &str| {
                 let line = status.lines().find_map(|line| line.strip_prefix(name))?;
-                line.trim().split_whitespace().next().map(str::to_owned)
+                line.split_whitespace().next().map(str::to_owned)
             };
             let dead = field("State:").is_none_or(|state| state == "Z");
             if !dead && field("PPid:") == Some(self.id().to_string()) {
