@@ -22,6 +22,7 @@ use laneway_plan::Deployment;
 use laneway_plan::deployment::MpsMode;
 use laneway_proto::v1;
 use laneway_proto::v1::engine_manager_client::EngineManagerClient;
+use tempfile::TempDir;
 use tokio::process::Child;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
@@ -91,6 +92,8 @@ pub(crate) struct WorkerProcesses {
     daemon: Option<Daemon>,
     /// Of a daemon that was started here.
     keeper: Option<Keeper>,
+    /// Where the workers meet.
+    _sockets: TempDir,
 }
 
 #[derive(Debug)]
@@ -135,12 +138,17 @@ impl WorkerProcesses {
             _ => None,
         };
         let pipe_directory = daemon.as_ref().map(Daemon::pipe_directory);
+        let sockets = tempfile::Builder::new()
+            .prefix("laneway-")
+            .tempdir()
+            .context("make a directory for the workers' sockets (TMPDIR says where)")?;
         let launch = Launch::new(
             config,
             deployment,
             engine_manager.clone(),
             pipe_directory,
             metrics,
+            sockets.path().to_owned(),
         );
         let (sender, seen) = watch::channel(Seen::new());
         let follow = AbortOnDropHandle::new(tokio::spawn(follow(engine_manager, sender)));
@@ -172,6 +180,7 @@ impl WorkerProcesses {
             daemon,
             keeper,
             stop,
+            _sockets: sockets,
         })
     }
 

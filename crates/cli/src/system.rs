@@ -206,6 +206,7 @@ async fn bind_workers(deployment: &Deployment, engine_manager: &str) -> anyhow::
             engine_manager: engine_manager.to_owned(),
             devices: devices.clone(),
             register_patience: REGISTER_PATIENCE,
+            socket_directory: None,
         };
         servers.push(WorkerServer::bind(config).await?);
     }

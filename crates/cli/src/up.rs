@@ -1,6 +1,7 @@
 //! `laneway up`: a whole deployment, or one role of it in this process.
 
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
@@ -57,6 +58,9 @@ pub(crate) struct Arguments {
     /// Seconds that a worker waits for its plan.
     #[arg(long, default_value_t = 120)]
     register_patience_s: u64,
+    /// Directory of a worker's Unix socket and of those of the workers that it exchanges frames with.
+    #[arg(long, hide = true)]
+    socket_directory: Option<PathBuf>,
     /// Drain when standard input ends, as it does with the process that holds its other end.
     #[arg(long, hide = true)]
     end_with_parent: bool,
@@ -132,6 +136,7 @@ pub(crate) async fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
                 engine_manager: engine_manager.clone(),
                 devices: local_devices()?,
                 register_patience: Duration::from_secs(arguments.register_patience_s),
+                socket_directory: arguments.socket_directory,
             })
             .await
             .context(role_listens("worker", "worker"))?;

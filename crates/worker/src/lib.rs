@@ -12,6 +12,7 @@ mod decode;
 pub mod device;
 pub mod engine_backend;
 mod failure;
+mod listen;
 mod manager;
 mod meter;
 mod output;

@@ -80,6 +80,7 @@ async fn run(arguments: Arguments) -> anyhow::Result<()> {
         engine_manager: arguments.engine_manager,
         devices: local_devices()?,
         register_patience: Duration::from_secs(arguments.register_patience_s),
+        socket_directory: None,
     })
     .await?;
     tracing::info!(address = %server.local_addr(), rank = arguments.rank, "listening");

@@ -4,6 +4,7 @@
 //! of the worker that the topology names, until the worker ends. The topology hears of a death when a lease runs out;
 //! the connection breaks at once.
 
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use laneway_proto::v1;
@@ -62,11 +63,11 @@ fn shared_channel(address: &str, n_streams: u32) -> Result<Channel, tonic::trans
     Ok(endpoint.connect_lazy())
 }
 
-/// Keep `peer` at the serving worker of `rank` until the token is cancelled. At most `n_streams` calls go to it at
-/// once.
+/// Keep `peer` at the serving worker of `rank` until the token is cancelled; at its socket, where it has one on this
+/// host. At most `n_streams` calls go to it at once.
 pub(crate) async fn follow(
     manager: EngineManagerClient<Channel>,
-    rank: u32,
+    (rank, socket): (u32, Option<PathBuf>),
     n_streams: u32,
     peer: watch::Sender<Option<Peer>>,
     token: CancellationToken,
@@ -75,7 +76,7 @@ pub(crate) async fn follow(
     let both = async {
         tokio::join!(
             watch_topology(manager, rank, &named),
-            hold(names, n_streams, &peer)
+            hold(names, socket, n_streams, &peer)
         )
     };
     token.run_until_cancelled(both).await;
@@ -124,16 +125,26 @@ fn apply(topology: &v1::Topology, rank: u32, named: &watch::Sender<Option<String
 /// Be in touch with the worker that is named, and with the next one once another is.
 async fn hold(
     mut names: watch::Receiver<Option<String>>,
+    socket: Option<PathBuf>,
     n_streams: u32,
     peer: &watch::Sender<Option<Peer>>,
 ) {
     loop {
-        let address = names.borrow_and_update().clone();
+        let named = names.borrow_and_update().clone();
+        let address = named.map(|address| reached_at(address, socket.as_deref()));
         tokio::select! {
             changed = names.changed() => if changed.is_err() { return },
             () = stay_in_touch(address, n_streams, peer) => {}
         }
         peer.send_replace(None);
+    }
+}
+
+/// A worker of this host by its socket, any other by its address.
+fn reached_at(address: String, socket: Option<&Path>) -> String {
+    match socket.filter(|path| path.exists()) {
+        Some(path) => format!("unix://{}", path.display()),
+        None => address,
     }
 }
 

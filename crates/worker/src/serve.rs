@@ -3,6 +3,7 @@
 //! [`WorkerServer::run`] is the only entry; every task it starts ends with it.
 
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -13,17 +14,14 @@ use laneway_plan::worker_plan::{Direction, EdgeKind};
 use laneway_plan::{DeviceInventory, WorkerPlan};
 use laneway_proto::v1;
 use laneway_proto::v1::engine_manager_client::EngineManagerClient;
-use laneway_proto::v1::worker_server::WorkerServer as GrpcWorker;
-use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
-use tonic::transport::server::TcpIncoming;
-use tonic::transport::{Channel, Server};
-use tonic_health::ServingStatus;
+use tonic::transport::Channel;
 
 use crate::backend::Backend;
 use crate::builders::Builders;
+use crate::listen::{self, Listeners};
 use crate::manager::{self, Beat, Identity};
 use crate::meter;
 use crate::peer;
@@ -32,9 +30,6 @@ use crate::service::{Codec, Core, Role, WorkerService};
 use crate::share;
 use crate::state::{self, Admission, State};
 use crate::warm_up::warm_up;
-
-/// Largest request: a reference clip of a minute as raw samples, and some.
-const MAX_REQUEST_BYTES: usize = 16 << 20;
 
 /// How long open connections may take to close when nothing is left to be read from them.
 const CLOSE_DEADLINE: Duration = Duration::from_millis(500);
@@ -54,6 +49,9 @@ pub struct WorkerConfig {
     pub devices: DeviceInventory,
     /// How long it may take to get a plan.
     pub register_patience: Duration,
+    /// Directory that the workers of this host share: each also listens at a Unix socket in it, and reaches the others
+    /// through theirs. One worker a rank may run with it.
+    pub socket_directory: Option<PathBuf>,
 }
 
 /// Builds the model and starts its engine. Runs on a thread that may block.
@@ -63,7 +61,7 @@ pub type Load = Box<dyn FnOnce(&WorkerPlan) -> anyhow::Result<Arc<dyn Backend>> 
 #[derive(Debug)]
 pub struct WorkerServer {
     config: WorkerConfig,
-    listener: TcpListener,
+    listeners: Listeners,
     local_addr: SocketAddr,
 }
 
@@ -78,13 +76,15 @@ impl WorkerServer {
             !listen.ip().is_unspecified() || config.advertise.is_some(),
             "listen on {listen}: nobody can dial that address; state the host to register with --advertise"
         );
-        let listener = TcpListener::bind(listen)
-            .await
-            .with_context(|| format!("bind {listen}"))?;
-        let local_addr = listener.local_addr().context("read the bound address")?;
+        let socket = config
+            .socket_directory
+            .as_ref()
+            .map(|directory| listen::socket(directory, config.rank));
+        let listeners = Listeners::bind(listen, socket).await?;
+        let local_addr = listeners.local_addr()?;
         Ok(WorkerServer {
             config,
-            listener,
+            listeners,
             local_addr,
         })
     }
@@ -101,7 +101,7 @@ impl WorkerServer {
     pub async fn run(self, load: Load, shutdown: CancellationToken) -> anyhow::Result<()> {
         let WorkerServer {
             config,
-            listener,
+            listeners,
             local_addr,
         } = self;
         let host = config
@@ -124,7 +124,12 @@ impl WorkerServer {
             reporter: Arc::new(Reporter::new(worker_id.clone())),
         };
         let close = ended.child_token();
-        let mut server = tokio::spawn(serve(listener, service.clone(), state.subscribe(), close.clone()));
+        let mut server = tokio::spawn(listen::serve(
+            listeners,
+            service.clone(),
+            state.subscribe(),
+            close.clone(),
+        ));
 
         let client = EngineManagerClient::new(
             peer::channel(&config.engine_manager)
@@ -140,6 +145,7 @@ impl WorkerServer {
             client,
             service,
             state,
+            socket_directory: config.socket_directory,
             ended: ended.clone(),
         };
         let outcome = life.run(load, config.register_patience, shutdown).await;
@@ -161,69 +167,13 @@ impl WorkerServer {
     }
 }
 
-async fn serve(
-    listener: TcpListener,
-    service: WorkerService,
-    state: watch::Receiver<State>,
-    close: CancellationToken,
-) -> anyhow::Result<()> {
-    let (reporter, health) = tonic_health::server::health_reporter();
-    let descriptors = laneway_proto::FILE_DESCRIPTOR_SET;
-    let v1 = tonic_reflection::server::Builder::configure().register_encoded_file_descriptor_set(descriptors);
-    let v1alpha =
-        tonic_reflection::server::Builder::configure().register_encoded_file_descriptor_set(descriptors);
-    let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
-    let grpc = GrpcWorker::new(service).max_decoding_message_size(MAX_REQUEST_BYTES);
-    let server = Server::builder()
-        // Admission bounds what runs; the transport's own default would hold callers back without a word.
-        .max_concurrent_streams(u32::MAX)
-        .add_service(health)
-        .add_service(v1.build_v1().context("build reflection")?)
-        .add_service(v1alpha.build_v1alpha().context("build reflection")?)
-        .add_service(grpc)
-        .serve_with_incoming_shutdown(incoming, close.clone().cancelled_owned());
-    let health = async {
-        close
-            .run_until_cancelled(report_health(reporter.clone(), state))
-            .await;
-        // A health watch would hold its connection open for ever.
-        let mut reporter = reporter;
-        for service in HEALTH_SERVICES {
-            reporter.clear_service_status(service).await;
-        }
-        std::future::pending::<()>().await;
-    };
-    tokio::select! {
-        served = server => served.context("serve gRPC"),
-        () = health => Ok(()),
-    }
-}
-
-/// Names whose health is told: the server as a whole, and the service.
-const HEALTH_SERVICES: [&str; 2] = ["", "laneway.v1.Worker"];
-
-/// Health says what the state says. Never returns.
-async fn report_health(reporter: tonic_health::server::HealthReporter, mut state: watch::Receiver<State>) {
-    loop {
-        let status = match *state.borrow_and_update() {
-            State::Serving => ServingStatus::Serving,
-            State::Loading | State::Draining | State::Failed => ServingStatus::NotServing,
-        };
-        for service in HEALTH_SERVICES {
-            reporter.set_service_status(service, status).await;
-        }
-        if state.changed().await.is_err() {
-            std::future::pending::<()>().await;
-        }
-    }
-}
-
 /// What runs beside the server.
 struct Life {
     identity: Identity,
     client: EngineManagerClient<Channel>,
     service: WorkerService,
     state: watch::Sender<State>,
+    socket_directory: Option<PathBuf>,
     ended: CancellationToken,
 }
 
@@ -370,9 +320,13 @@ impl Life {
             return (Codec::Local, watch::channel(true).1);
         };
         let (peer, receiver) = watch::channel(None);
+        let socket = self
+            .socket_directory
+            .as_ref()
+            .map(|directory| listen::socket(directory, edge.peer_rank));
         tokio::spawn(peer::follow(
             self.client.clone(),
-            edge.peer_rank,
+            (edge.peer_rank, socket),
             plan.max_rows + plan.max_queue,
             peer,
             self.ended.clone(),

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
 use laneway_plan::Deployment;
@@ -33,6 +33,8 @@ pub(super) struct Launch {
     /// By rank.
     variables: BTreeMap<u32, Vec<(&'static str, OsString)>>,
     metrics: Option<SocketAddr>,
+    /// Where the workers meet.
+    sockets: PathBuf,
 }
 
 impl Launch {
@@ -42,6 +44,7 @@ impl Launch {
         engine_manager: String,
         pipe_directory: Option<&Path>,
         metrics: Option<SocketAddr>,
+        sockets: PathBuf,
     ) -> Self {
         let of_rank = |spec: &laneway_plan::deployment::RankSpec| {
             let share = spec.mps_variables().into_iter();
@@ -54,6 +57,7 @@ impl Launch {
             engine_manager,
             variables: deployment.ranks.iter().map(of_rank).collect(),
             metrics,
+            sockets,
         }
     }
 
@@ -66,6 +70,8 @@ impl Launch {
             .args(["up", "--role", "worker", "--end-with-parent"])
             .args(["--rank", &rank.to_string(), "--listen", &listen.to_string()])
             .args(["--engine-manager", &self.engine_manager])
+            .arg("--socket-directory")
+            .arg(&self.sockets)
             .args(&self.config);
         if let Some(address) = self.metrics_of(rank) {
             command.args(["--metrics-listen", &address.to_string()]);
@@ -122,6 +128,7 @@ mod tests {
             "http://127.0.0.1:7070".into(),
             Some(Path::new("/tmp/mps")),
             metrics.map(|address| address.parse().unwrap()),
+            "/tmp/sockets".into(),
         )
     }
 
@@ -183,6 +190,7 @@ mps:
             first.contains("--config test.yaml --set limits.max_rows=8"),
             "{first}"
         );
+        assert!(first.contains("--socket-directory /tmp/sockets"), "{first}");
         assert!(!first.contains("metrics"), "{first}");
         let again = arguments(Some("0.0.0.0:9464"), 1, Some("127.0.0.1:4711"));
         assert!(again.contains("--listen 127.0.0.1:4711"), "{again}");

@@ -380,6 +380,7 @@ pub(super) struct FakeManager {
     address: SocketAddr,
     state: Arc<Mutex<ManagerState>>,
     topology: watch::Sender<v1::Topology>,
+    sockets: Option<Arc<tempfile::TempDir>>,
 }
 
 impl FakeManager {
@@ -389,11 +390,33 @@ impl FakeManager {
             address: listener.local_addr().unwrap(),
             state: Arc::default(),
             topology: watch::Sender::default(),
+            sockets: None,
         };
-        let service = EngineManagerServer::new(manager.clone());
+        manager.serve(listener)
+    }
+
+    /// Its workers reach each other by their sockets only: the topology names addresses that nobody listens at.
+    pub(super) async fn of_one_host() -> Self {
+        let listener = tokio::net::TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
+        let manager = FakeManager {
+            address: listener.local_addr().unwrap(),
+            state: Arc::default(),
+            topology: watch::Sender::default(),
+            sockets: Some(Arc::new(tempfile::tempdir().unwrap())),
+        };
+        manager.serve(listener)
+    }
+
+    fn serve(self, listener: tokio::net::TcpListener) -> Self {
+        let service = EngineManagerServer::new(self.clone());
         let server = tonic::transport::Server::builder().add_service(service);
         tokio::spawn(server.serve_with_incoming(TcpIncoming::from(listener)));
-        manager
+        self
+    }
+
+    /// Where its workers meet.
+    pub(super) fn sockets(&self) -> Option<std::path::PathBuf> {
+        self.sockets.as_ref().map(|directory| directory.path().join("s"))
     }
 
     pub(super) fn address(&self) -> String {
@@ -449,7 +472,10 @@ impl EngineManager for FakeManager {
         state.n_registered += 1;
         let worker = v1::WorkerInfo {
             worker_id: request.worker_id,
-            address: request.address,
+            address: match &self.sockets {
+                Some(_) => "http://127.0.0.1:1".to_owned(),
+                None => request.address,
+            },
             rank: request.rank,
             state: v1::WorkerState::Loading.into(),
             ..Default::default()

@@ -56,6 +56,7 @@ impl Harness {
             engine_manager: manager.address(),
             devices: DeviceInventory::cpu(1 << 30),
             register_patience: PATIENCE,
+            socket_directory: manager.sockets(),
         };
         let server = WorkerServer::bind(config).await.unwrap();
         let address = server.local_addr();

@@ -160,7 +160,15 @@ async fn each_worker_refuses_the_others_calls() {
 
 #[tokio::test]
 async fn frames_go_over_and_audio_comes_back_to_the_caller() {
-    let manager = FakeManager::start().await;
+    relays(FakeManager::start().await).await;
+}
+
+#[tokio::test]
+async fn workers_of_one_host_meet_at_their_sockets() {
+    relays(FakeManager::of_one_host().await).await;
+}
+
+async fn relays(manager: FakeManager) {
     let mut talker = talker(&manager).await;
     talker.until(ServingStatus::NotServing).await;
     manager.until(&[(0, v1::WorkerState::Loading)]).await;
