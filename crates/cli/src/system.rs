@@ -60,7 +60,7 @@ enum Workers {
         shutdown: CancellationToken,
         roles: Vec<Role>,
     },
-    Processes(WorkerProcesses),
+    Processes(Box<WorkerProcesses>),
 }
 
 impl System {
@@ -104,9 +104,11 @@ impl System {
         let workers = match inside {
             Some(servers) => Workers::inside(servers),
             // Behind the engine-manager, which they register with at once.
-            None => Workers::Processes(
-                WorkerProcesses::start(&arguments, &deployment, engine_manager, config.metrics).await?,
-            ),
+            None => {
+                let started =
+                    WorkerProcesses::start(&arguments, &deployment, engine_manager, config.metrics).await?;
+                Workers::Processes(Box::new(started))
+            }
         };
         let gateway_role = tokio::spawn({
             let shutdown = gateway_shutdown.clone();

@@ -103,17 +103,15 @@ impl Shared {
             }
         });
         tokio::pin!(listening);
-        let end = loop {
-            tokio::select! {
-                biased;
-                told = &mut cancelled => match told {
-                    // Dropping the stream is what a listener who leaves does.
-                    Ok(()) => break End::Cancelled,
-                    // Somebody took the sender and did not use it: nobody else will.
-                    Err(_) => break listening.await,
-                },
-                end = &mut listening => break end,
-            }
+        let end = tokio::select! {
+            biased;
+            told = &mut cancelled => match told {
+                // Dropping the stream is what a listener who leaves does.
+                Ok(()) => End::Cancelled,
+                // Somebody took the sender and did not use it: nobody else will.
+                Err(_) => listening.await,
+            },
+            end = &mut listening => end,
         };
         self.cancels[caller].lock().take();
         end

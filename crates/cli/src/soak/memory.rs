@@ -132,7 +132,7 @@ impl Growth {
             last_quarter_mib,
             peak_mib: series.iter().map(|(_, mib)| *mib).fold(0.0, f64::max),
             allowed_growth_mib: allowed,
-            flat: (series.len() >= LEAST_SAMPLES).then(|| last_quarter_mib <= first_quarter_mib + allowed),
+            flat: (series.len() >= LEAST_SAMPLES).then_some(last_quarter_mib <= first_quarter_mib + allowed),
             curve: series
                 .iter()
                 .step_by(series.len().div_ceil(20).max(1))

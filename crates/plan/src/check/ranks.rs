@@ -143,12 +143,14 @@ impl Loaded {
 
     fn replicas(&mut self, raw: &RawDeployment) -> u32 {
         let replicas = raw.replicas.get();
-        if replicas > MAX_REPLICAS {
-            let message = format!("{replicas} copies of the deployment on one machine");
-            let remedy = format!("write a number from 1 to {MAX_REPLICAS}");
-            self.add(Violation::new(Reason::InvalidValue, "replicas", message, remedy));
+        if replicas <= MAX_REPLICAS {
+            return replicas;
         }
-        replicas.min(MAX_REPLICAS)
+        let message = format!("{replicas} copies of the deployment on one machine");
+        let remedy = format!("write a number from 1 to {MAX_REPLICAS}");
+        self.add(Violation::new(Reason::InvalidValue, "replicas", message, remedy));
+        // What so many would be refused for besides says nothing more.
+        1
     }
 
     fn check_device(

@@ -29,7 +29,7 @@ error[UNKNOWN_KEY]: there is no key `devise` here
 4 | devise: cuda
   | ^
   = key devise
-  = help: write `device`; the keys are `model`, `weights`, `model_config`, `device`, `precision`, `max_seq_len`, `node_groups`, `rank_devices`, `mps`, `resources`, `limits`, `capture_buckets`, `chunks`, `services`, `devices`
+  = help: write `device`; the keys are `model`, `weights`, `model_config`, `device`, `precision`, `max_seq_len`, `node_groups`, `replicas`, `rank_devices`, `mps`, `resources`, `limits`, `capture_buckets`, `chunks`, `services`, `devices`
 
 error[LANE_STAGES_HOST_ROWS]: resource `codec_state` stages host rows for a later step
   --> configs/test.yaml:9:5

@@ -479,8 +479,7 @@ fn plain_cases() -> Vec<Case> {
             12,
             "pinned_device_memory: ",
         ),
-        Case::file(InvalidValue, (end, "lane: 2\nreplicas: 65\n"), 12, "1 to 64")
-            .beside(&[DeviceMissing, MpsNotStated]),
+        Case::file(InvalidValue, (end, "lane: 2\nreplicas: 65\n"), 12, "1 to 64"),
         Case::file(
             UnknownResource,
             (end, "lane: 2\nresources: { codec_sate: { slots: 4 } }\n"),
