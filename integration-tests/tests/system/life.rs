@@ -275,9 +275,8 @@ async fn bad_input_is_named() -> anyhow::Result<()> {
         ("language", Code::InvalidArgument, |r| {
             r.language = "klingon".into()
         }),
-        ("format", Code::InvalidArgument, |r| {
-            r.format = v1::AudioFormat::Mp3.into()
-        }),
+        // A number that no format has.
+        ("format", Code::InvalidArgument, |r| r.format = 99),
         ("max_frames", Code::InvalidArgument, |r| {
             r.max_frames = Some(100_000)
         }),
