@@ -158,7 +158,7 @@ async fn all(mut system: System, drain: CancellationToken) -> anyhow::Result<Exi
     let address = system.gateway;
     let runs = async {
         system.serving().await?;
-        eprintln!("serving on http://{address} (gRPC)");
+        eprintln!("serving on http://{address} (gRPC and HTTP; the page at / speaks)");
         Err::<(), _>(system.failed().await)
     };
     let failed = tokio::select! {
