@@ -272,6 +272,8 @@ __device__ __forceinline__ void attend(const float* q, const Projections from, i
     const int row_out = (int)(out.blocked_rows > 0 ? blocked_at(row, out.blocked_rows, head * DIM, heads * DIM)
                                                    : ((i64)row * heads + head) * DIM);
     if (count == 0) {
+        // No block ends with its cluster's barrier open.
+        if (cluster > 1) cluster_begun();
         if (part > 0) return;
         for (int i = threadIdx.x; i < G * DIM; i += blockDim.x) out.store((i64)row_out + i / 8 * eights + i % 8, 0.0f);
         return;

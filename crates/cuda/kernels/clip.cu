@@ -142,7 +142,7 @@ __device__ __forceinline__ float over_time(float mine, float (&partial)[TIME_WAR
 }
 
 extern "C" __global__ void __launch_bounds__(TIME_WARPS * 32)
-    time_stats(const float* __restrict__ x, const float* __restrict__ weights, float* mean_out, float* std_out,
+    time_stats(const float* x, const float* weights, float* mean_out, float* std_out,
                int rows, int channels) {
     __shared__ float partial[TIME_WARPS][32];
     release_dependents();
@@ -221,7 +221,7 @@ extern "C" __global__ void __launch_bounds__(256)
 constexpr int NEAREST_ROWS = 4;
 
 extern "C" __global__ void __launch_bounds__(256)
-    nearest_code(float* x, const float* __restrict__ book, int* codes, int rows, int width, int entries,
+    nearest_code(float* x, const float* book, int* codes, int rows, int width, int entries,
                  int code_stride, int code_offset, int codes_len) {
     extern __shared__ float nearest_shared[];  // the rows
     __shared__ float distances[16][NEAREST_ROWS];

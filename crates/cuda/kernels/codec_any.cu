@@ -214,9 +214,9 @@ extern "C" __global__ void __launch_bounds__(256)
 // Depthwise: a thread owns one channel of one window, its state too.
 
 extern "C" __global__ void __launch_bounds__(128)
-    depthwise_conv(const float* __restrict__ x, const float* __restrict__ w, const float* __restrict__ bias,
+    depthwise_conv(const float* x, const float* w, const float* bias,
                    void* state, int state_as, i64 slot_stride, int slots, const int* windows, int count, int rate,
-                   int rows, float* __restrict__ out, int channels, int taps) {
+                   int rows, float* out, int channels, int taps) {
     release_dependents();
     dependency_wait();
     const Streams streams = CONV_STREAMS;

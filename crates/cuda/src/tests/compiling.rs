@@ -1,7 +1,7 @@
 //! Every kernel compiles for every architecture, within its budget on the one that runs it.
 
 use super::compiled::{compile, nvrtc};
-use crate::kernels::{SOURCES, Unit};
+use crate::kernels::{SOURCES, Unit, sources};
 
 /// Registers that a kernel of each file may take on sm_90a. More would cost blocks on a multiprocessor: raise a budget
 /// only with a measurement.
@@ -104,4 +104,16 @@ fn the_checking_build_is_another_program() {
             .cubin
     };
     assert!(cubin(false) != cubin(true), "SHUFFLE_BLOCKS changes nothing");
+}
+
+/// A kernel begins while the one ahead of it still writes. What a parameter promises to be read-only for a kernel's whole
+/// life may come from a cache that was filled before.
+#[test]
+fn no_kernel_promises_that_its_operands_are_read_only() {
+    for (name, text) in sources("sm_90a") {
+        assert!(
+            !text.contains("__restrict__"),
+            "{name}: a parameter is __restrict__"
+        );
+    }
 }

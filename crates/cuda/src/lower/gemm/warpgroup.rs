@@ -233,7 +233,7 @@ mod tests {
             }
         }
         // Outputs, k, rows: 128 clusters' blocks need halves of multiprocessors, 128 in pairs have one each.
-        for (n, k, rows, buffers) in [(2048, 6144, 64, 2), (4096, 2048, 64, 4), (12288, 2048, 64, 4)] {
+        for (n, k, rows, buffers) in [(2048, 6144, 64, 2), (4096, 2048, 64, 4), (12288, 2048, 64, 3)] {
             assert_eq!(
                 Form::new(n, rows).buffers(n, k, rows, H200),
                 Some(buffers),
