@@ -11,6 +11,7 @@ use laneway_proto::{ErrorCode, Failure, RequestId};
 use laneway_telemetry::metric;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 
+use crate::caller::KeyName;
 use crate::routing::overloaded;
 
 /// What was asked of a running request. A later one only counts when it is stronger.
@@ -43,11 +44,11 @@ pub(crate) struct Place {
 }
 
 impl Place {
-    /// Let the request run under its id.
+    /// Let the request of this key run under its id.
     ///
     /// # Errors
     /// `DuplicateRequest`.
-    pub(crate) fn admit(self, id: RequestId) -> Result<Ticket, Failure> {
+    pub(crate) fn admit(self, id: RequestId, key: KeyName) -> Result<Ticket, Failure> {
         let Entry::Vacant(entry) = self.admission.running.entry(id.clone()) else {
             let problem = format!("a running request has the id \"{id}\"; choose another");
             return Err(Failure::of_field(
@@ -62,6 +63,7 @@ impl Place {
         metrics::gauge!(metric::GATEWAY_RUNNING).increment(1);
         Ok(Ticket {
             id,
+            key,
             signal,
             raiser,
             place: Some((self.admission, self.permit)),
@@ -73,6 +75,7 @@ impl Place {
 #[derive(Debug)]
 pub(crate) struct Ticket {
     pub(crate) id: RequestId,
+    pub(crate) key: KeyName,
     pub(crate) signal: watch::Receiver<Signal>,
     raiser: Raiser,
     /// None for a part of another's.
@@ -98,6 +101,7 @@ impl Ticket {
         let (sender, signal) = watch::channel(Signal::Run);
         Ticket {
             id: self.id.clone(),
+            key: self.key.clone(),
             signal,
             raiser: Raiser(sender),
             place: None,
@@ -220,7 +224,7 @@ mod tests {
     }
 
     fn admit(admission: &Arc<Admission>, name: &str) -> Result<Ticket, Failure> {
-        admission.enter()?.admit(id(name))
+        admission.enter()?.admit(id(name), KeyName::default())
     }
 
     fn code<T>(result: Result<T, Failure>) -> ErrorCode {

@@ -10,10 +10,10 @@ use std::sync::Arc;
 use laneway_proto::{Failure, grpc_timeout, v1};
 use laneway_telemetry::{metric, propagation};
 use tokio::time::Instant;
-use tonic::metadata::MetadataMap;
 use tracing::Instrument as _;
 
 use crate::admission::{Admission, Ticket};
+use crate::caller::{Caller, KeyName};
 use crate::config::{LinkConfig, StreamConfig};
 use crate::delivery::{Delivery, Outgoing, delivery};
 use crate::facts::ModelFacts;
@@ -34,20 +34,17 @@ pub(crate) struct Api {
 }
 
 impl Api {
-    /// Begin to speak, or refuse at once; never waits for a worker. `metadata` is what the caller sent beside the
-    /// request: `grpc-timeout` is the deadline of the whole stream, and the trace context goes on to the worker.
+    /// Begin to speak, or refuse at once; never waits for a worker.
     ///
     /// The stream is one `accepted`, the chunks in order and one `finished`, or ends with a status that
     /// `Failure::from_status` reads. Dropping it kills the work. A refusal is counted here, by its code.
     ///
     /// # Errors
     /// Everything that [`validate::check`] refuses, `Overloaded`, `Draining`, `NoWorker`, `DuplicateRequest`.
-    pub(crate) fn speak(
-        &self,
-        request: v1::SynthesizeRequest,
-        metadata: MetadataMap,
-    ) -> Result<Outgoing, Failure> {
-        self.begin(request, metadata).inspect_err(count_refusal)
+    pub(crate) fn speak(&self, request: v1::SynthesizeRequest, caller: Caller) -> Result<Outgoing, Failure> {
+        let key = caller.key.clone();
+        self.begin(request, caller)
+            .inspect_err(|failure| count_refusal(failure, &key))
     }
 
     /// Begin to speak what comes in pieces, or refuse at once. `start` says how, and `commands` what; `text` of
@@ -58,17 +55,18 @@ impl Api {
     pub(crate) fn converse(
         &self,
         start: v1::SynthesizeRequest,
-        metadata: MetadataMap,
+        caller: Caller,
         commands: Commands,
     ) -> Result<Outgoing<v1::StreamSynthesizeResponse>, Failure> {
-        self.begin_session(start, metadata, commands)
-            .inspect_err(count_refusal)
+        let key = caller.key.clone();
+        self.begin_session(start, caller, commands)
+            .inspect_err(|failure| count_refusal(failure, &key))
     }
 
-    fn begin(&self, request: v1::SynthesizeRequest, metadata: MetadataMap) -> Result<Outgoing, Failure> {
-        let (mut admitted, metadata) = self.admit(request, metadata, validate::check)?;
+    fn begin(&self, request: v1::SynthesizeRequest, caller: Caller) -> Result<Outgoing, Failure> {
+        let mut admitted = self.admit(request, caller, validate::check)?;
         let parts = std::mem::take(&mut admitted.checked.parts);
-        let span = admitted.span(&metadata);
+        let span = admitted.span();
         let (out, outgoing) = delivery();
         if parts.is_empty() {
             let relay = Relay {
@@ -78,12 +76,12 @@ impl Api {
                 link: self.link.clone(),
                 arrived: admitted.arrived,
                 deadline: admitted.deadline,
-                metadata,
+                metadata: admitted.caller.metadata,
                 out,
             };
             tokio::spawn(relay::run(relay, admitted.checked).instrument(span));
         } else {
-            let session = Session::of_parts(self.session(admitted, metadata, out), parts)?;
+            let session = Session::of_parts(self.session(admitted, out), parts)?;
             tokio::spawn(session.run().instrument(span));
         }
         Ok(outgoing)
@@ -92,14 +90,14 @@ impl Api {
     fn begin_session(
         &self,
         start: v1::SynthesizeRequest,
-        metadata: MetadataMap,
+        caller: Caller,
         commands: Commands,
     ) -> Result<Outgoing<v1::StreamSynthesizeResponse>, Failure> {
-        let (mut admitted, metadata) = self.admit(start, metadata, validate::check_start)?;
+        let mut admitted = self.admit(start, caller, validate::check_start)?;
         let text = std::mem::take(&mut admitted.checked.wire.text);
-        let span = admitted.span(&metadata);
+        let span = admitted.span();
         let (out, outgoing) = delivery();
-        let session = Session::of_commands(self.session(admitted, metadata, out), &text, commands)?;
+        let session = Session::of_commands(self.session(admitted, out), &text, commands)?;
         tokio::spawn(session.run().instrument(span));
         Ok(outgoing)
     }
@@ -108,36 +106,31 @@ impl Api {
     fn admit(
         &self,
         request: v1::SynthesizeRequest,
-        metadata: MetadataMap,
+        caller: Caller,
         check: impl FnOnce(v1::SynthesizeRequest, &[Arc<ModelFacts>], usize) -> Result<Checked, Failure>,
-    ) -> Result<(Admitted, MetadataMap), Failure> {
+    ) -> Result<Admitted, Failure> {
         let arrived = Instant::now();
         // Before the work of checking, of which a clip to clone is the most.
         let place = self.admission.enter()?;
         self.router.check_room(&request.model)?;
         let checked = check(request, &self.router.models(), self.max_text_chars)?;
-        let ticket = place.admit(checked.id.clone())?;
-        let admitted = Admitted {
+        let ticket = place.admit(checked.id.clone(), caller.key.clone())?;
+        Ok(Admitted {
             checked,
             ticket,
             arrived,
-            deadline: grpc_timeout(&metadata).map(|timeout| arrived + timeout),
-        };
-        Ok((admitted, metadata))
+            deadline: grpc_timeout(&caller.metadata).map(|timeout| arrived + timeout),
+            caller,
+        })
     }
 
-    fn session<M: Shape>(
-        &self,
-        admitted: Admitted,
-        metadata: MetadataMap,
-        out: Delivery<M>,
-    ) -> SessionConfig<M> {
+    fn session<M: Shape>(&self, admitted: Admitted, out: Delivery<M>) -> SessionConfig<M> {
         SessionConfig {
             voice: Voice {
                 router: self.router.clone(),
                 stream: self.stream.clone(),
                 link: self.link.clone(),
-                metadata,
+                metadata: admitted.caller.metadata,
                 deadline: admitted.deadline,
                 request: admitted.checked,
             },
@@ -157,18 +150,24 @@ struct Admitted {
     ticket: Ticket,
     arrived: Instant,
     deadline: Option<Instant>,
+    caller: Caller,
 }
 
 impl Admitted {
-    fn span(&self, metadata: &MetadataMap) -> tracing::Span {
-        let (id, model) = (&self.checked.id, &self.checked.model.name);
-        let span = tracing::info_span!("synthesize", request_id = %id, model);
-        propagation::extract(&span, metadata);
+    fn span(&self) -> tracing::Span {
+        let (id, model, key) = (
+            &self.checked.id,
+            &self.checked.model.name,
+            self.caller.key.as_str(),
+        );
+        let span = tracing::info_span!("synthesize", request_id = %id, model, key);
+        propagation::extract(&span, &self.caller.metadata);
         span
     }
 }
 
-fn count_refusal(failure: &Failure) {
-    metrics::counter!(metric::GATEWAY_REFUSALS, "reason" => failure.code.label()).increment(1);
+fn count_refusal(failure: &Failure, key: &KeyName) {
+    let reason = failure.code.label();
+    metrics::counter!(metric::GATEWAY_REFUSALS, "reason" => reason, "key" => key.label()).increment(1);
     tracing::debug!(%failure, "request refused");
 }

@@ -8,6 +8,7 @@ use std::time::Duration;
 use clap::Args;
 use tonic::transport::Uri;
 
+use crate::http::origin::Origins;
 use crate::keys::ApiKeys;
 
 /// Default address of the public API.
@@ -51,6 +52,7 @@ mod environment {
     pub(super) const CALLER_SECONDS: &str = "LANEWAY_GATEWAY_CALLER_SECONDS";
     pub(super) const IDLE_SECONDS: &str = "LANEWAY_GATEWAY_IDLE_SECONDS";
     pub(super) const API_KEYS: &str = "LANEWAY_GATEWAY_API_KEYS";
+    pub(super) const CORS_ORIGINS: &str = "LANEWAY_GATEWAY_CORS_ORIGINS";
     pub(super) const NO_REFLECTION: &str = "LANEWAY_GATEWAY_NO_REFLECTION";
 }
 
@@ -93,6 +95,10 @@ pub struct GatewayArgs {
     /// read again when it changes. Without it nobody is asked for one.
     #[arg(long, env = environment::API_KEYS)]
     pub api_keys: Option<PathBuf>,
+    /// Origins whose pages may call from a browser, https://host or http://host:port, comma separated; * for all. The
+    /// gateway's own page always may.
+    #[arg(long = "cors-origin", env = environment::CORS_ORIGINS, value_delimiter = ',')]
+    pub cors_origins: Vec<String>,
     /// Do not serve gRPC reflection.
     #[arg(long, env = environment::NO_REFLECTION)]
     pub no_reflection: bool,
@@ -127,6 +133,8 @@ pub struct Config {
     pub drain_bound: Duration,
     /// Who may call; anybody without it.
     pub api_keys: Option<ApiKeys>,
+    /// Pages of other origins that may call from a browser.
+    pub origins: Origins,
     /// Serve reflection.
     pub reflection: bool,
     /// Connections to workers.
@@ -219,6 +227,7 @@ impl Config {
             max_request_bytes: MAX_REQUEST_BYTES,
             drain_bound: Duration::from_secs(DEFAULT_DRAIN_SECONDS),
             api_keys: None,
+            origins: Origins::default(),
             reflection: true,
             link: LinkConfig::default(),
             stream: StreamConfig::default(),
@@ -309,12 +318,16 @@ impl TryFrom<GatewayArgs> for Config {
             read.map_err(|error| refuse("--api-keys", &shown, error.to_string()))
                 .ok()
         });
+        let origins = Origins::parse(&args.cors_origins)
+            .map_err(|(origin, problem)| refuse("--cors-origin", &origin, problem))
+            .unwrap_or_default();
         match (listen, discovery, max_in_flight) {
             (Ok(listen), Some(discovery), Some(max_in_flight)) if violations.is_empty() => Ok(Self {
                 max_in_flight,
                 max_text_chars: args.max_text_chars,
                 drain_bound: Duration::from_secs(args.drain_seconds),
                 api_keys,
+                origins,
                 reflection: !args.no_reflection,
                 stream: StreamConfig {
                     queue: Duration::from_secs(args.queue_seconds),
@@ -399,6 +412,8 @@ mod tests {
             "0",
             "--api-keys",
             "/nowhere/keys",
+            "--cors-origin",
+            "https://a.example,b.example",
         ];
         let violations = checked(&flags).unwrap_err();
         let named: Vec<_> = violations
@@ -414,6 +429,7 @@ mod tests {
             ("--caller-seconds", "0"),
             ("--idle-seconds", "0"),
             ("--api-keys", "/nowhere/keys"),
+            ("--cors-origin", "b.example"),
         ];
         assert_eq!(named, want);
     }

@@ -272,6 +272,7 @@ impl<M: Message> Stream for Outgoing<M> {
 mod tests {
     use super::*;
     use crate::admission::Admission;
+    use crate::caller::KeyName;
     use futures::{FutureExt as _, StreamExt as _};
     use laneway_proto::{ErrorCode, RequestId};
 
@@ -294,7 +295,7 @@ mod tests {
             admission
                 .enter()
                 .unwrap()
-                .admit(RequestId::new("a").unwrap())
+                .admit(RequestId::new("a").unwrap(), KeyName::default())
                 .unwrap(),
         )
     }

@@ -18,6 +18,11 @@ use subtle::ConstantTimeEq as _;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio_util::task::AbortOnDropHandle;
 
+use crate::caller::KeyName;
+
+/// Longest name of a key, which metrics carry.
+const MAX_NAME_CHARS: usize = 64;
+
 /// Shortest key: what is shorter can be guessed.
 const MIN_KEY_CHARS: usize = 16;
 
@@ -55,7 +60,7 @@ pub struct ApiKeys(Arc<watch::Sender<Arc<[Key]>>>, Arc<Path>);
 
 /// One key and what it uses.
 struct Key {
-    name: String,
+    name: KeyName,
     secret: String,
     requests_per_minute: Option<NonZeroU32>,
     concurrent: Option<NonZeroU32>,
@@ -72,7 +77,7 @@ impl fmt::Debug for Key {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         // The secret is in no log.
         f.debug_struct("Key")
-            .field("name", &self.name)
+            .field("name", &self.name.as_str())
             .finish_non_exhaustive()
     }
 }
@@ -80,7 +85,16 @@ impl fmt::Debug for Key {
 /// A call that was let in, until it is dropped.
 #[derive(Debug)]
 pub(crate) struct Pass {
+    pub(crate) key: KeyName,
     _place: Option<OwnedSemaphorePermit>,
+}
+
+/// A call that was not let in.
+#[derive(Debug)]
+pub(crate) struct TurnedAway {
+    pub(crate) failure: Failure,
+    /// Whose limit it is. Empty when the key is nobody's.
+    pub(crate) key: KeyName,
 }
 
 impl ApiKeys {
@@ -97,22 +111,33 @@ impl ApiKeys {
     ///
     /// # Errors
     /// `Unauthenticated`, `RateLimited`.
-    pub(crate) fn enter(&self, authorization: Option<&[u8]>) -> Result<Pass, Failure> {
-        let refused = |problem: &str| Failure::new(ErrorCode::Unauthenticated, problem);
+    pub(crate) fn enter(&self, authorization: Option<&[u8]>) -> Result<Pass, TurnedAway> {
         let Some(authorization) = authorization else {
-            return Err(refused("send `authorization: Bearer` and an API key"));
+            return Err(unknown("send `authorization: Bearer` and an API key"));
         };
-        let secret = match authorization.split_at_checked(BEARER.len()) {
-            Some((scheme, secret)) if scheme.eq_ignore_ascii_case(BEARER) => secret.trim_ascii(),
-            _ => return Err(refused("the scheme has to be `Bearer`")),
-        };
+        let secret = bearer(authorization).ok_or_else(|| unknown("the scheme has to be `Bearer`"))?;
+        self.enter_with(secret)
+    }
+
+    /// Whether there is such a key. Counts as no call.
+    ///
+    /// # Errors
+    /// `Unauthenticated`.
+    pub(crate) fn check(&self, secret: &[u8]) -> Result<(), TurnedAway> {
+        find(&self.0.borrow(), secret).map(|_| ())
+    }
+
+    /// Let a call in that has this key.
+    ///
+    /// # Errors
+    /// As [`ApiKeys::enter`].
+    pub(crate) fn enter_with(&self, secret: &[u8]) -> Result<Pass, TurnedAway> {
         let keys = self.0.borrow().clone();
-        // Every key is compared whole: how long it takes says nothing of how near a guess was.
-        let found = keys.iter().fold(None, |found, key| {
-            let same = bool::from(key.secret.as_bytes().ct_eq(secret));
-            if same { Some(key) } else { found }
-        });
-        found.ok_or_else(|| refused("no such API key"))?.enter()
+        let key = find(&keys, secret)?;
+        key.enter().map_err(|failure| TurnedAway {
+            failure,
+            key: key.name.clone(),
+        })
     }
 
     /// Read the file again whenever it changes.
@@ -154,6 +179,28 @@ impl ApiKeys {
 /// The scheme, as it stands before a key.
 const BEARER: &[u8] = b"Bearer ";
 
+/// The key in an `authorization` of that scheme.
+pub(crate) fn bearer(authorization: &[u8]) -> Option<&[u8]> {
+    let (scheme, secret) = authorization.split_at_checked(BEARER.len())?;
+    scheme.eq_ignore_ascii_case(BEARER).then(|| secret.trim_ascii())
+}
+
+fn find<'a>(keys: &'a [Key], secret: &[u8]) -> Result<&'a Key, TurnedAway> {
+    // Every key is compared whole: how long it takes says nothing of how near a guess was.
+    let found = keys.iter().fold(None, |found, key| {
+        let same = bool::from(key.secret.as_bytes().ct_eq(secret));
+        if same { Some(key) } else { found }
+    });
+    found.ok_or_else(|| unknown("no such API key"))
+}
+
+fn unknown(problem: &str) -> TurnedAway {
+    TurnedAway {
+        failure: Failure::new(ErrorCode::Unauthenticated, problem),
+        key: KeyName::default(),
+    }
+}
+
 impl Key {
     fn enter(&self) -> Result<Pass, Failure> {
         let place = match &self.usage.places {
@@ -172,7 +219,10 @@ impl Key {
                 Failure::new(ErrorCode::RateLimited, problem).retry_after(delay)
             })?;
         }
-        Ok(Pass { _place: place })
+        Ok(Pass {
+            key: self.name.clone(),
+            _place: place,
+        })
     }
 
     fn is_as(&self, other: &Key) -> bool {
@@ -210,7 +260,13 @@ fn parsed(text: &str, old: &[Key]) -> Result<Arc<[Key]>, KeyFileError> {
                 format!("the key of \"{name}\" has to have {MIN_KEY_CHARS} or more ASCII characters");
             return Err(problem(wanted));
         }
-        if keys.iter().any(|key| key.name == name || key.secret == secret) {
+        if name.chars().count() > MAX_NAME_CHARS {
+            return Err(problem(format!("a name has {MAX_NAME_CHARS} characters at most")));
+        }
+        if keys
+            .iter()
+            .any(|key| key.name.as_str() == name || key.secret == secret)
+        {
             return Err(problem(format!("\"{name}\" or its key is there already")));
         }
         let (mut requests_per_minute, mut concurrent) = (None, None);
@@ -228,7 +284,7 @@ fn parsed(text: &str, old: &[Key]) -> Result<Arc<[Key]>, KeyFileError> {
             *limit.0 = Some(value.map_err(|_| problem(format!("\"{word}\": write a number of 1 or more")))?);
         }
         let mut key = Key {
-            name: name.to_owned(),
+            name: KeyName::new(name),
             secret: secret.to_owned(),
             requests_per_minute,
             concurrent,
@@ -268,7 +324,7 @@ mod tests {
 
     fn code(keys: &ApiKeys, authorization: &str) -> Result<Pass, ErrorCode> {
         keys.enter(Some(authorization.as_bytes()))
-            .map_err(|failure| failure.code)
+            .map_err(|turned_away| turned_away.failure.code)
     }
 
     #[test]
@@ -291,7 +347,10 @@ mod tests {
                 "{wrong:?}"
             );
         }
-        assert_eq!(keys.enter(None).unwrap_err().code, ErrorCode::Unauthenticated);
+        assert_eq!(
+            keys.enter(None).unwrap_err().failure.code,
+            ErrorCode::Unauthenticated
+        );
         assert!(!format!("{keys:?}").contains("0123456789"), "no secret in a log");
     }
 
@@ -300,6 +359,8 @@ mod tests {
         let keys = two();
         let running = code(&keys, ALICE).unwrap();
         let busy = keys.enter(Some(ALICE.as_bytes())).unwrap_err();
+        assert_eq!(busy.key.as_str(), "alice");
+        let busy = busy.failure;
         assert_eq!(
             (busy.code, busy.retry_after),
             (ErrorCode::RateLimited, Some(WHEN_BUSY))
@@ -312,7 +373,7 @@ mod tests {
         for _ in 0..2 {
             assert!(code(&keys, BOB).is_ok());
         }
-        let fast = keys.enter(Some(BOB.as_bytes())).unwrap_err();
+        let fast = keys.enter(Some(BOB.as_bytes())).unwrap_err().failure;
         assert_eq!(fast.code, ErrorCode::RateLimited);
         let delay = fast.retry_after.unwrap();
         assert!(

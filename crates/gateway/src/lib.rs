@@ -9,6 +9,7 @@
 
 mod admission;
 mod api;
+mod caller;
 pub mod config;
 mod delivery;
 mod discovery;
@@ -18,6 +19,7 @@ mod facts;
 mod health;
 mod http;
 mod keys;
+mod listen;
 mod progress;
 mod readable;
 mod relay;
@@ -31,5 +33,6 @@ mod validate;
 
 pub use config::{Config, DiscoveryConfig, LinkConfig, StreamConfig};
 pub use drain::Shutdown;
+pub use http::origin::Origins;
 pub use keys::{ApiKeys, KeyFileError};
 pub use server::{BuildError, Gateway, ServeError};

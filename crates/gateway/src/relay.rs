@@ -122,11 +122,12 @@ pub(crate) async fn run(relay: Relay, checked: Checked) {
     let ended = state.route().await;
     let (samples, arrived) = (state.progress.samples(), state.relay.arrived);
     let State { relay, deadline, .. } = state;
+    let key = relay.ticket.key.label();
     let label = match deliver(relay.ticket, relay.out, relay.stream.caller, deadline, ended).await {
         Ok(()) => "ok",
         Err(code) => code.label(),
     };
-    metrics::counter!(metric::GATEWAY_REQUESTS, "outcome" => label).increment(1);
+    metrics::counter!(metric::GATEWAY_REQUESTS, "outcome" => label, "key" => key).increment(1);
     tracing::info!(
         outcome = label,
         samples,

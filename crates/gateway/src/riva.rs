@@ -25,6 +25,7 @@ use v1::stream_synthesize_response::Event as StreamEvent;
 use v1::synthesize_response::Event;
 
 use crate::api::Api;
+use crate::caller::Caller;
 use crate::delivery::Outgoing;
 use crate::facts::ModelFacts;
 use crate::session::Command;
@@ -40,10 +41,10 @@ impl RivaSpeechSynthesis for Api {
         &self,
         request: Request<SynthesizeSpeechRequest>,
     ) -> Result<Response<SynthesizeSpeechResponse>, Status> {
-        let (metadata, _, asked) = request.into_parts();
+        let (caller, asked) = Caller::of(request);
         let (text, id) = (asked.text.clone(), asked.id.clone());
         let begun = request::converted(asked, &self.router.models())
-            .and_then(|request| self.speak(request, metadata).map_err(request::in_rivas_words));
+            .and_then(|request| self.speak(request, caller).map_err(request::in_rivas_words));
         let mut events = begun?;
         let mut audio = BytesMut::new();
         while let Some(message) = events.next().await {
@@ -70,8 +71,8 @@ impl RivaSpeechSynthesis for Api {
         &self,
         request: Request<Streaming<SynthesizeSpeechRequest>>,
     ) -> Result<Response<Self::SynthesizeOnlineStream>, Status> {
-        let (metadata, _, mut requests) = request.into_parts();
-        let Some(first) = first_message(&mut requests, self.stream.idle).await? else {
+        let (caller, mut requests) = Caller::of(request);
+        let Some(first) = first_message(&mut requests, &caller, self.stream.idle).await? else {
             return Err(Failure::new(ErrorCode::InvalidArgument, "no request came").into());
         };
         let id = first.id.clone();
@@ -90,7 +91,7 @@ impl RivaSpeechSynthesis for Api {
             Err(failure) => stream::iter(vec![Err(failure)]),
         }));
         let events = self
-            .converse(start, metadata, Box::pin(commands))
+            .converse(start, caller, Box::pin(commands))
             .map_err(request::in_rivas_words)?;
         Ok(Response::new(Online {
             events,

@@ -3,9 +3,7 @@
 use std::net::SocketAddr;
 use std::num::NonZeroUsize;
 use std::sync::Arc;
-use std::time::Duration;
 
-use futures::StreamExt as _;
 use laneway_proto::FILE_DESCRIPTOR_SET;
 use laneway_proto::riva::tts::riva_speech_synthesis_server::RivaSpeechSynthesisServer;
 use laneway_proto::v1::models_server::ModelsServer;
@@ -14,20 +12,18 @@ use laneway_proto::v1::speech_server::SpeechServer;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
-use tokio_util::task::AbortOnDropHandle;
+use tokio_util::task::{AbortOnDropHandle, TaskTracker};
 use tonic::service::Routes;
-use tonic::transport::Server;
-use tonic::transport::server::TcpIncoming;
 use tonic_web::GrpcWebLayer;
 
 use crate::admission::Admission;
 use crate::api::Api;
 use crate::config::Config;
 use crate::drain::{Shutdown, drained};
-use crate::http::connection::{Connection, GREETING_TIMEOUT};
 use crate::http::guard::guard;
-use crate::http::headers::MAX_HEADER_BYTES;
+use crate::http::stream::Sockets;
 use crate::keys::ApiKeys;
+use crate::listen::{self, Serving};
 use crate::readable::Readable;
 use crate::routing::{Roster, Router, run_roster};
 use crate::session::UTTERANCES_AT_ONCE;
@@ -45,9 +41,6 @@ const SERVICES: [&str; 5] = [
     "nvidia.riva.tts.RivaSpeechSynthesis",
     "grpc.health.v1.Health",
 ];
-
-/// Between HTTP/2 pings to callers, which find one that is gone without a word.
-const CALLER_KEEP_ALIVE: Duration = Duration::from_secs(10);
 
 /// Why a gateway could not be built.
 #[derive(Debug, thiserror::Error)]
@@ -71,9 +64,6 @@ pub enum ServeError {
     /// The reflection service does not take the descriptors.
     #[error("build the reflection service")]
     Reflection(#[from] tonic_reflection::server::Error),
-    /// The transport failed.
-    #[error("serve the public API")]
-    Transport(#[from] tonic::transport::Error),
 }
 
 /// A bound gateway.
@@ -115,7 +105,7 @@ impl Gateway {
     /// Serve until a drain is done.
     ///
     /// # Errors
-    /// `Aborted` when told to exit now, or the transport failed.
+    /// `Aborted` when told to exit now.
     pub async fn serve(self, shutdown: Shutdown) -> Result<(), ServeError> {
         let config = self.config;
         let (workers_sender, workers) = watch::channel(Vec::new());
@@ -186,27 +176,31 @@ impl Gateway {
         };
         // Browsers speak gRPC-Web to the same services; everything else goes by them.
         let routes = grpc.into_axum_router().layer(GrpcWebLayer::new());
-        let routes = routes.merge(http::router(api));
+        let sockets = Sockets {
+            origins: config.origins.clone(),
+            stopped: stopped.clone(),
+            open: TaskTracker::new(),
+        };
+        let open = sockets.open.clone();
+        let routes = routes.merge(http::router(api, sockets));
         let _keys = config.api_keys.as_ref().map(ApiKeys::watch);
         let routes = match config.api_keys {
             Some(keys) => routes.layer(axum::middleware::from_fn_with_state(keys, guard)),
             None => routes,
         };
-        let routes = Routes::from(routes);
-        let incoming = TcpIncoming::from(self.listener).with_nodelay(Some(true));
-        let server = Server::builder()
-            .accept_http1(true)
-            .tcp_nodelay(true)
-            .http2_max_header_list_size(MAX_HEADER_BYTES)
-            .max_concurrent_streams(admission.n_permits().saturating_add(EXTRA_CALLS))
-            .http2_keepalive_interval(Some(CALLER_KEEP_ALIVE))
-            .add_routes(routes.prepare())
-            .serve_with_incoming_shutdown(
-                incoming.map(move |stream| {
-                    stream.map(|stream| Connection::new(stream, GREETING_TIMEOUT, write_timeout))
-                }),
-                stopped.clone().cancelled_owned(),
-            );
+        // Outside the keys: a browser that may not read why it was refused shows nothing at all.
+        let routes = match config.origins.layer() {
+            Some(cors) => routes.layer(cors),
+            None => routes,
+        };
+        let serving = Serving {
+            routes,
+            max_streams: admission.n_permits().saturating_add(EXTRA_CALLS),
+            write_timeout,
+            stopped: stopped.clone(),
+            open,
+        };
+        let server = listen::serve(self.listener, serving);
         let drained = async {
             let close_by = drained(&admission, &shutdown.drain, config.drain_bound).await;
             // Each connection closes as its last stream is read; `server` ends with the last connection.
@@ -217,7 +211,7 @@ impl Gateway {
         tokio::select! {
             biased;
             () = shutdown.now.cancelled() => Err(ServeError::Aborted),
-            served = server => Ok(served?),
+            () = server => Ok(()),
             () = drained => Ok(()),
         }
     }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::StreamExt as _;
-use laneway_proto::{ErrorCode, Failure, RequestId, v1};
+use laneway_proto::{ErrorCode, Failure, RequestId, grpc_timeout, v1};
 use tonic::{Request, Response, Status, Streaming};
 use v1::models_server::Models;
 use v1::requests_server::Requests;
@@ -15,6 +15,7 @@ use v1::stream_synthesize_request::Message as Sent;
 
 use crate::admission::Signal;
 use crate::api::Api;
+use crate::caller::Caller;
 use crate::delivery::Outgoing;
 use crate::session::Command;
 use crate::validate;
@@ -27,8 +28,8 @@ impl Speech for Api {
         &self,
         request: Request<v1::SynthesizeRequest>,
     ) -> Result<Response<Self::SynthesizeStream>, Status> {
-        let (metadata, _, request) = request.into_parts();
-        Ok(Response::new(self.speak(request, metadata)?))
+        let (caller, request) = Caller::of(request);
+        Ok(Response::new(self.speak(request, caller)?))
     }
 
     type StreamSynthesizeStream = Outgoing<v1::StreamSynthesizeResponse>;
@@ -37,8 +38,8 @@ impl Speech for Api {
         &self,
         request: Request<Streaming<v1::StreamSynthesizeRequest>>,
     ) -> Result<Response<Self::StreamSynthesizeStream>, Status> {
-        let (metadata, _, mut requests) = request.into_parts();
-        let first = first_message(&mut requests, self.stream.idle).await?;
+        let (caller, mut requests) = Caller::of(request);
+        let first = first_message(&mut requests, &caller, self.stream.idle).await?;
         let Some(Sent::Start(start)) = first.and_then(|first| first.message) else {
             return Err(of_message("the first message has to be a `start`").into());
         };
@@ -46,11 +47,7 @@ impl Speech for Api {
             Ok(request) => command(request),
             Err(status) => Err(unreadable(&status)),
         });
-        Ok(Response::new(self.converse(
-            start,
-            metadata,
-            Box::pin(commands),
-        )?))
+        Ok(Response::new(self.converse(start, caller, Box::pin(commands))?))
     }
 
     async fn list_voices(
@@ -125,11 +122,14 @@ impl Requests for Api {
 /// `InvalidArgument`, `DeadlineExceeded`.
 pub(crate) async fn first_message<M>(
     requests: &mut Streaming<M>,
+    caller: &Caller,
     patience: Duration,
 ) -> Result<Option<M>, Failure> {
-    match tokio::time::timeout(patience, requests.message()).await {
+    let deadline = grpc_timeout(&caller.metadata).filter(|deadline| *deadline < patience);
+    match tokio::time::timeout(deadline.unwrap_or(patience), requests.message()).await {
         Ok(Ok(first)) => Ok(first),
         Ok(Err(status)) => Err(unreadable(&status)),
+        Err(_) if deadline.is_some() => Err(Failure::new(ErrorCode::DeadlineExceeded, "the deadline passed")),
         Err(_) => {
             let message = format!("no message came for {} seconds", patience.as_secs_f64());
             Err(Failure::new(ErrorCode::DeadlineExceeded, message))

@@ -61,6 +61,8 @@ pub enum ErrorCode {
     HeadersTooLarge,
     /// The call names no API key, or none that is known.
     Unauthenticated,
+    /// A browser asks for a page of an origin that may not call.
+    OriginNotAllowed,
     /// The caller's API key has calls enough for now.
     RateLimited,
     /// A fault of ours. The message to the caller never says more.
@@ -99,7 +101,7 @@ const fn row(
 }
 
 /// Every code, in the order of the enum.
-pub const ERROR_CODES: [ErrorCodeRow; 30] = [
+pub const ERROR_CODES: [ErrorCodeRow; 31] = [
     row(
         ErrorCode::InvalidArgument,
         "INVALID_ARGUMENT",
@@ -295,6 +297,13 @@ pub const ERROR_CODES: [ErrorCodeRow; 30] = [
         Code::Unauthenticated,
         401,
         "unauthenticated",
+    ),
+    row(
+        ErrorCode::OriginNotAllowed,
+        "ORIGIN_NOT_ALLOWED",
+        Code::PermissionDenied,
+        403,
+        "origin_not_allowed",
     ),
     row(
         ErrorCode::RateLimited,

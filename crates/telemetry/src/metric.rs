@@ -2,9 +2,11 @@
 //!
 //! Label values come from closed sets (error-code labels, finish reasons, walk names), never from a request.
 
-/// Requests that ended, by `outcome`: `ok`, or the label of an error code.
+/// Requests that ended, by `outcome` (`ok`, or the label of an error code) and `key`: the name that the file of API keys
+/// has for the caller, never the key itself; empty where no key is asked for.
 pub const GATEWAY_REQUESTS: &str = "laneway_gateway_requests_total";
-/// Requests turned away before they were admitted, by `reason`: the label of an error code.
+/// Requests turned away before they were admitted, by `reason` (the label of an error code) and `key`, which is empty for
+/// a caller without one too.
 pub const GATEWAY_REFUSALS: &str = "laneway_gateway_refusals_total";
 /// Requests admitted and not ended.
 pub const GATEWAY_RUNNING: &str = "laneway_gateway_running";
@@ -114,12 +116,12 @@ pub const METRICS: &[Metric] = &[
     metric(
         GATEWAY_REQUESTS,
         Kind::Counter,
-        "Requests that ended, by outcome.",
+        "Requests that ended, by outcome and name of the API key.",
     ),
     metric(
         GATEWAY_REFUSALS,
         Kind::Counter,
-        "Requests turned away before they were admitted, by reason.",
+        "Requests turned away before they were admitted, by reason and name of the API key.",
     ),
     metric(GATEWAY_RUNNING, Kind::Gauge, "Requests admitted and not ended."),
     metric(

@@ -2,12 +2,13 @@
 
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use laneway_proto::Failure;
+use laneway_proto::{ErrorCode, Failure};
 use laneway_telemetry::metric;
 use serde::Serialize;
 use tonic::Status;
 
 use super::headers::REQUEST_ID;
+use crate::caller::KeyName;
 
 /// Fields of a request whose name in this API is another than on the wire.
 const NAMES: [(&str, &str); 4] = [
@@ -27,7 +28,27 @@ fn name(field: &str) -> &str {
 
 /// A failure that is answered over HTTP.
 #[derive(Debug)]
-pub(crate) struct HttpError(Failure);
+pub(crate) struct HttpError {
+    failure: Failure,
+    refused: bool,
+}
+
+/// On an answer that refuses a request which did not reach [`crate::api::Api`], which counts its own refusals: for
+/// the layer that knows whose request it was.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Refused(pub(crate) ErrorCode);
+
+impl Refused {
+    /// Count what `response` refused of who has `key`, once.
+    pub(crate) fn count(response: &mut Response, key: &KeyName) {
+        if let Some(Refused(code)) = response.extensions_mut().remove() {
+            let reason = code.label();
+            metrics::counter!(metric::GATEWAY_REFUSALS, "reason" => reason, "key" => key.label())
+                .increment(1);
+            tracing::debug!(reason, key = key.as_str(), "request refused");
+        }
+    }
+}
 
 /// The error envelope of the API.
 #[derive(Debug, Serialize)]
@@ -45,20 +66,23 @@ struct Body {
 }
 
 impl HttpError {
-    /// A request that is refused before it reached [`crate::api::Api::speak`], which counts its own refusals.
+    /// A request that is refused before it reached [`crate::api::Api`].
     pub(crate) fn refused(failure: Failure) -> Self {
-        metrics::counter!(metric::GATEWAY_REFUSALS, "reason" => failure.code.label()).increment(1);
-        tracing::debug!(%failure, "request refused");
-        Self(failure)
+        Self {
+            refused: true,
+            ..failure.into()
+        }
     }
 
     /// How a stream ended. What is not one of our failures is nothing for callers.
     pub(crate) fn ended(status: &Status) -> Self {
-        Self(Failure::from_status(status).unwrap_or_else(Failure::internal))
+        Failure::from_status(status)
+            .unwrap_or_else(Failure::internal)
+            .into()
     }
 
     pub(crate) fn envelope(&self) -> Envelope {
-        let failure = &self.0;
+        let failure = &self.failure;
         let message = if failure.violations.is_empty() {
             failure.message.clone()
         } else {
@@ -91,15 +115,22 @@ impl HttpError {
 
 impl From<Failure> for HttpError {
     fn from(failure: Failure) -> Self {
-        Self(failure)
+        Self {
+            failure,
+            refused: false,
+        }
     }
 }
 
 impl IntoResponse for HttpError {
     fn into_response(self) -> Response {
-        let status = StatusCode::from_u16(self.0.code.http()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+        let status =
+            StatusCode::from_u16(self.failure.code.http()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
         let mut response = (status, axum::Json(self.envelope())).into_response();
-        if let Some(delay) = self.0.retry_after {
+        if self.refused {
+            response.extensions_mut().insert(Refused(self.failure.code));
+        }
+        if let Some(delay) = self.failure.retry_after {
             let seconds = delay.as_millis().div_ceil(1000).max(1) as u64;
             response
                 .headers_mut()
@@ -112,15 +143,15 @@ impl IntoResponse for HttpError {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use laneway_proto::{ERROR_CODES, ErrorCode, Violation};
+    use laneway_proto::{ERROR_CODES, Violation};
     use std::time::Duration;
 
     #[test]
     fn every_code_has_its_status_and_an_envelope() {
         for row in &ERROR_CODES {
-            let response = HttpError(Failure::new(row.code, "what it is")).into_response();
+            let response = HttpError::from(Failure::new(row.code, "what it is")).into_response();
             assert_eq!(response.status().as_u16(), row.http);
-            let envelope = HttpError(Failure::new(row.code, "what it is")).envelope();
+            let envelope = HttpError::from(Failure::new(row.code, "what it is")).envelope();
             let json = serde_json::to_value(envelope).unwrap();
             assert_eq!(json["error"]["code"], row.label);
             assert_eq!(json["error"]["message"], "what it is");
@@ -140,7 +171,7 @@ mod tests {
             violations: vec![violation("text"), violation("format"), violation("voice")],
             ..Failure::new(ErrorCode::InvalidText, "text: no good")
         };
-        let json = serde_json::to_value(HttpError(failure).envelope()).unwrap();
+        let json = serde_json::to_value(HttpError::from(failure).envelope()).unwrap();
         assert_eq!(
             json["error"]["message"],
             "input: no good; response_format: no good; voice: no good"
@@ -153,7 +184,7 @@ mod tests {
         for (delay, seconds) in [(1, "1"), (1000, "1"), (1001, "2")] {
             let failure = Failure::new(ErrorCode::Overloaded, "full");
             let failure = failure.retry_after(Duration::from_millis(delay));
-            let response = HttpError(failure).into_response();
+            let response = HttpError::from(failure).into_response();
             assert_eq!(response.headers()[header::RETRY_AFTER], seconds);
         }
     }

@@ -1,13 +1,15 @@
 //! What is read from a request's headers before anything else, and put into every answer's.
 
 use axum::extract::Request;
+use axum::http::request::Parts;
 use axum::http::{HeaderMap, HeaderValue};
 use axum::middleware::Next;
 use axum::response::{IntoResponse as _, Response};
 use laneway_proto::{ErrorCode, Failure, RequestId};
 use tonic::metadata::{MetadataMap, MetadataValue};
 
-use super::error::HttpError;
+use super::error::{HttpError, Refused};
+use crate::caller::{Caller, KeyName};
 use crate::validate::random_request_id;
 
 /// The id that a caller chose for its request, and that every answer has.
@@ -49,6 +51,7 @@ pub(crate) async fn check(mut request: Request, next: Next) -> Response {
         _ => random_request_id(),
     };
     let value = HeaderValue::from_str(id.as_str());
+    let key: KeyName = request.extensions().get().cloned().unwrap_or_default();
     let mut response = match refused {
         Some(failure) => HttpError::refused(failure).into_response(),
         None => {
@@ -56,17 +59,25 @@ pub(crate) async fn check(mut request: Request, next: Next) -> Response {
             next.run(request).await
         }
     };
+    Refused::count(&mut response, &key);
     if let Ok(value) = value {
         response.headers_mut().insert(REQUEST_ID, value);
     }
     response
 }
 
-/// What [`crate::api::Api::speak`] is told beside the request.
+/// What [`crate::api::Api`] is told beside the request.
 ///
 /// # Errors
 /// A timeout that is no number of milliseconds.
-pub(crate) fn metadata(headers: &HeaderMap) -> Result<MetadataMap, Failure> {
+pub(crate) fn caller(parts: &Parts) -> Result<Caller, Failure> {
+    Ok(Caller {
+        metadata: metadata(&parts.headers)?,
+        key: parts.extensions.get().cloned().unwrap_or_default(),
+    })
+}
+
+fn metadata(headers: &HeaderMap) -> Result<MetadataMap, Failure> {
     let mut passed_on = HeaderMap::new();
     for name in PASSED_ON {
         if let Some(value) = headers.get(name) {

@@ -1,4 +1,5 @@
-//! The HTTP shapes of the public API, on the listener that serves gRPC: OpenAI's speech API and a page to try it.
+//! The HTTP shapes of the public API, on the listener that serves gRPC: OpenAI's speech API, the same over a
+//! WebSocket, and a page to try it.
 //!
 //! Each handler turns what it was sent into a [`laneway_proto::v1::SynthesizeRequest`] for [`Api::speak`], and its
 //! events into a body. A refusal is an [`error::HttpError`], whatever refused it.
@@ -9,25 +10,29 @@ mod error;
 pub(crate) mod guard;
 pub(crate) mod headers;
 mod lists;
+pub(crate) mod origin;
 mod page;
 mod request;
 mod speech;
+pub(crate) mod stream;
 
+use axum::Extension;
 use axum::http::{Method, Uri, header};
 use axum::response::{IntoResponse as _, Response};
 use axum::routing::{get, post};
 use laneway_proto::{ErrorCode, Failure};
-use laneway_telemetry::metric;
 use tonic::Status;
 
 use crate::api::Api;
-use error::HttpError;
+use error::{HttpError, Refused};
+use stream::Sockets;
 
 /// Everything that is not gRPC.
-pub(crate) fn router(api: Api) -> axum::Router {
+pub(crate) fn router(api: Api, sockets: Sockets) -> axum::Router {
     axum::Router::new()
         .route("/", get(page::page))
         .route("/v1/audio/speech", post(speech::speak))
+        .route(stream::PATH, get(stream::upgrade).layer(Extension(sockets)))
         .route("/v1/audio/voices", get(lists::voices))
         .route("/v1/models", get(lists::models))
         .route("/v1/models/{model}", get(lists::model))
@@ -56,9 +61,10 @@ pub(crate) fn refusal(failure: Failure, headers: &axum::http::HeaderMap) -> Resp
         .is_some_and(|value| value.as_bytes().starts_with(b"application/grpc"));
     match is_grpc {
         true => {
-            let label = failure.code.label();
-            metrics::counter!(metric::GATEWAY_REFUSALS, "reason" => label).increment(1);
-            Status::from(failure).into_http::<axum::body::Body>()
+            let refused = Refused(failure.code);
+            let mut response = Status::from(failure).into_http::<axum::body::Body>();
+            response.extensions_mut().insert(refused);
+            response
         }
         false => HttpError::refused(failure).into_response(),
     }

@@ -80,13 +80,12 @@ impl<'de> Deserialize<'de> for Object {
 /// # Errors
 /// The body is no JSON object, or one failure with every field that is unknown or of the wrong type.
 pub(crate) fn parse(body: &[u8], id: &RequestId) -> Result<SpeechRequest, Failure> {
-    let unreadable = |problem: String| Failure::new(ErrorCode::InvalidArgument, problem);
     let text = std::str::from_utf8(body).map_err(|error| {
         let at = error.valid_up_to();
-        unreadable(format!("the body is not UTF-8 from byte {at} on"))
+        let problem = format!("the body is not UTF-8 from byte {at} on");
+        Failure::new(ErrorCode::InvalidArgument, problem)
     })?;
-    let Object(fields) = serde_json::from_str(text)
-        .map_err(|error| unreadable(format!("the body is not a JSON object of this request: {error}")))?;
+    let fields = fields(text)?;
     let mut violations = Violations::default();
     let mut wire = v1::SynthesizeRequest {
         request_id: id.to_string(),
@@ -94,22 +93,9 @@ pub(crate) fn parse(body: &[u8], id: &RequestId) -> Result<SpeechRequest, Failur
         ..Default::default()
     };
     let mut stream_format = StreamFormat::Audio;
-    let mut seen: Vec<&str> = Vec::new();
-    for (name, value) in &fields {
-        let Some(name) = FIELDS.iter().find(|field| *field == name) else {
-            let problem = format!("there is no such field; there are: {}", FIELDS.join(", "));
-            violations.add(ErrorCode::UnsupportedField, &shortened(name), problem);
-            continue;
-        };
-        if seen.contains(name) {
-            violations.add(ErrorCode::InvalidArgument, name, "it is there twice");
-            continue;
-        }
-        seen.push(name);
-        if !value.is_null() {
-            read(name, value, &mut wire, &mut stream_format, &mut violations);
-        }
-    }
+    let seen = each(&fields, &FIELDS, &mut violations, |name, value, violations| {
+        read(name, value, &mut wire, &mut stream_format, violations);
+    });
     if !seen.contains(&"input") {
         violations.add(ErrorCode::InvalidArgument, "input", "say what to speak");
     }
@@ -120,7 +106,52 @@ pub(crate) fn parse(body: &[u8], id: &RequestId) -> Result<SpeechRequest, Failur
     Ok(SpeechRequest { wire, stream_format })
 }
 
-fn read(
+/// The fields of an object in order.
+///
+/// # Errors
+/// It is none.
+pub(super) fn fields(text: &str) -> Result<Vec<(String, Value)>, Failure> {
+    let Object(fields) = serde_json::from_str(text).map_err(|error| {
+        let problem = format!("it is not a JSON object as it should be: {error}");
+        Failure::new(ErrorCode::InvalidArgument, problem)
+    })?;
+    Ok(fields)
+}
+
+/// Have each of `fields` read that is `allowed` and there once, and not null. Any other is a violation. Gives the names
+/// of those that are allowed.
+pub(super) fn each(
+    fields: &[(String, Value)],
+    allowed: &[&'static str],
+    violations: &mut Violations,
+    mut read: impl FnMut(&'static str, &Value, &mut Violations),
+) -> Vec<&'static str> {
+    let mut seen = Vec::new();
+    for (name, value) in fields {
+        let Some(name) = allowed.iter().find(|field| *field == name) else {
+            let problem = format!("there is no such field; there are: {}", allowed.join(", "));
+            violations.add(ErrorCode::UnsupportedField, &shortened(name), problem);
+            continue;
+        };
+        if seen.contains(name) {
+            violations.add(ErrorCode::InvalidArgument, name, "it is there twice");
+            continue;
+        }
+        seen.push(*name);
+        if !value.is_null() {
+            read(name, value, violations);
+        }
+    }
+    seen
+}
+
+/// A format by its name in this API.
+pub(super) fn format_name(format: v1::AudioFormat) -> &'static str {
+    let found = FORMATS.iter().find(|(_, each)| *each == format);
+    found.map_or("pcm", |(name, _)| name)
+}
+
+pub(super) fn read(
     name: &str,
     value: &Value,
     wire: &mut v1::SynthesizeRequest,

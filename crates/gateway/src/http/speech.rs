@@ -38,17 +38,13 @@ pub(crate) async fn speak(
 ) -> Result<Response, HttpError> {
     let (parts, body) = request.into_parts();
     check_media_type(&parts.headers).map_err(HttpError::refused)?;
-    let metadata = headers::metadata(&parts.headers).map_err(HttpError::refused)?;
-    let limit = api
-        .max_text_chars
-        .saturating_mul(BYTES_OF_CHAR)
-        .saturating_add(OTHER_BYTES);
-    let body = read(&parts.headers, body, limit)
+    let caller = headers::caller(&parts).map_err(HttpError::refused)?;
+    let body = read(&parts.headers, body, max_body_bytes(api.max_text_chars))
         .await
         .map_err(HttpError::refused)?;
     let request = parse(&body, &id).map_err(HttpError::refused)?;
     drop(body);
-    let mut outgoing = api.speak(request.wire, metadata)?;
+    let mut outgoing = api.speak(request.wire, caller)?;
     let (accepted, first) = begin(&mut outgoing).await?;
 
     let is_sse = request.stream_format == StreamFormat::Sse;
@@ -73,6 +69,13 @@ pub(crate) async fn speak(
         headers.insert("laneway-model", model);
     }
     Ok(response)
+}
+
+/// Most bytes of JSON with a text of so many characters in it.
+pub(super) fn max_body_bytes(max_text_chars: usize) -> usize {
+    max_text_chars
+        .saturating_mul(BYTES_OF_CHAR)
+        .saturating_add(OTHER_BYTES)
 }
 
 fn media_type(format: v1::AudioFormat) -> &'static str {

@@ -5,7 +5,7 @@ use std::process::{Child, Command, Stdio};
 
 use laneway_proto::v1;
 
-use crate::fake::{FakeWorker, MUCH_CHUNKS, Step, speaks_much};
+use crate::fake::{FakeWorker, MUCH_CHUNKS, Step, speaks, speaks_much};
 use crate::harness::{Call, named, narrow, soon};
 
 fn program() -> Command {
@@ -14,6 +14,12 @@ fn program() -> Command {
 
 /// A running program, and the address it logged.
 fn start(worker: &FakeWorker) -> (Child, String) {
+    let (child, mut addresses) = start_with(worker, &[]);
+    (child, addresses.pop().unwrap())
+}
+
+/// A running program with these flags too, and the addresses that it logged; the gateway's is the last.
+fn start_with(worker: &FakeWorker, flags: &[&str]) -> (Child, Vec<String>) {
     let mut child = program()
         .args([
             "--listen",
@@ -23,19 +29,24 @@ fn start(worker: &FakeWorker) -> (Child, String) {
             "--worker",
             &worker.uri(),
         ])
+        .args(flags)
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
     let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
-    let address = loop {
+    let mut addresses = Vec::new();
+    loop {
         let line = lines.next().expect("it logs its address").unwrap();
         if let Some((_, rest)) = line.split_once("\"address\":\"") {
-            break rest.split('"').next().unwrap().to_string();
+            addresses.push(rest.split('"').next().unwrap().to_string());
         }
-    };
+        if line.contains("gateway bound") {
+            break;
+        }
+    }
     // A pipe that nobody reads would stop it.
     std::thread::spawn(move || lines.for_each(drop));
-    (child, address)
+    (child, addresses)
 }
 
 fn terminate(child: &Child) {
@@ -156,4 +167,69 @@ async fn a_wrong_configuration_exits_2_and_names_everything() {
         program().arg("--no-such-flag").output().unwrap().status.code(),
         Some(2)
     );
+}
+
+/// Who used it, and never what lets them in.
+#[tokio::test]
+async fn metrics_name_the_key_of_a_call() {
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+    const ALICE: &str = "alice-0123456789abc";
+    let worker = FakeWorker::start("a", speaks());
+    let keys = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(keys.path(), format!("alice {ALICE} requests_per_minute=1\n")).unwrap();
+    let file = keys.path().to_str().unwrap();
+    let flags = ["--api-keys", file, "--metrics-listen", "127.0.0.1:0"];
+    let (child, addresses) = start_with(&worker, &flags);
+    let [metrics, address] = &addresses[..] else {
+        panic!("{addresses:?}")
+    };
+    let get = async |address: &str, path: &str, header: &str| {
+        let mut socket = tokio::net::TcpStream::connect(address).await.unwrap();
+        let head = format!("GET {path} HTTP/1.1\r\nhost: a\r\nconnection: close\r\n{header}\r\n");
+        socket.write_all(head.as_bytes()).await.unwrap();
+        let mut answer = String::new();
+        soon(socket.read_to_string(&mut answer)).await.unwrap();
+        answer
+    };
+    let channel = tonic::transport::Endpoint::from_shared(format!("http://{address}")).unwrap();
+    let health = tonic_health::pb::health_client::HealthClient::new(channel.connect_lazy());
+    let check = tonic_health::pb::HealthCheckRequest::default();
+    let status = async || {
+        health
+            .clone()
+            .check(check.clone())
+            .await
+            .unwrap()
+            .into_inner()
+            .status()
+    };
+    soon(async {
+        use tonic_health::pb::health_check_response::ServingStatus::Serving;
+        while status().await != Serving {}
+    })
+    .await;
+    let mut speech = v1::speech_client::SpeechClient::new(channel.connect_lazy());
+    let mut call = tonic::Request::new(named("mine"));
+    let bearer = format!("Bearer {ALICE}");
+    call.metadata_mut()
+        .insert("authorization", bearer.parse().unwrap());
+    Call::of(soon(speech.synthesize(call)).await.unwrap())
+        .rest()
+        .await
+        .2
+        .unwrap();
+    let again = get(address, "/v1/models", &format!("authorization: {bearer}\r\n")).await;
+    assert!(again.starts_with("HTTP/1.1 429"), "{again}");
+    assert!(get(address, "/v1/models", "").await.starts_with("HTTP/1.1 401"));
+    let page = get(metrics, "/metrics", "").await;
+    for line in [
+        "laneway_gateway_requests_total{outcome=\"ok\",key=\"alice\"} 1",
+        "laneway_gateway_refusals_total{reason=\"rate_limited\",key=\"alice\"} 1",
+        "laneway_gateway_refusals_total{reason=\"unauthenticated\",key=\"\"} 1",
+    ] {
+        assert!(page.contains(line), "{line} is missing from {page}");
+    }
+    assert!(!page.contains(ALICE));
+    terminate(&child);
+    assert_eq!(exit_code(child).await, Some(0));
 }

@@ -18,3 +18,4 @@ mod overload;
 mod riva;
 mod sessions;
 mod streams;
+mod websocket;

@@ -1,0 +1,94 @@
+//! The public listener: every connection that comes is served on a task of its own, until the gateway stops.
+//!
+//! [`serve`] owns the socket and ends with the last connection. HTTP/1.1 and HTTP/2 are told apart by what a connection
+//! says first; one that asks for a WebSocket leaves HTTP, and counts as open until it has closed.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::server::conn::auto::Builder;
+use hyper_util::service::TowerToHyperService;
+use tokio::net::{TcpListener, TcpStream};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use crate::http::connection::{Connection, GREETING_TIMEOUT};
+use crate::http::headers::MAX_HEADER_BYTES;
+
+/// Between HTTP/2 pings to callers, which find one that is gone without a word.
+const CALLER_KEEP_ALIVE: Duration = Duration::from_secs(10);
+
+/// Until the next try to accept a connection when there was no room for one.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// What connections are served with.
+#[derive(Debug, Clone)]
+pub(crate) struct Serving {
+    pub(crate) routes: axum::Router,
+    /// Calls of one connection at once.
+    pub(crate) max_streams: u32,
+    /// Until a caller takes something of what is written.
+    pub(crate) write_timeout: Duration,
+    /// Close every connection as its last call ends.
+    pub(crate) stopped: CancellationToken,
+    /// Those that are open.
+    pub(crate) open: TaskTracker,
+}
+
+/// Serve until `stopped`, and then until the last connection has closed.
+pub(crate) async fn serve(listener: TcpListener, serving: Serving) {
+    let builder = Arc::new(builder(serving.max_streams));
+    while let Some(accepted) = serving.stopped.run_until_cancelled(listener.accept()).await {
+        match accepted {
+            Ok((stream, _)) => {
+                let (serving, builder) = (serving.clone(), builder.clone());
+                let open = serving.open.clone();
+                open.spawn(async move { connection(stream, &serving, &builder).await });
+            }
+            Err(error) => {
+                // Out of descriptors, or a caller who left again: neither is mended by asking at once.
+                tracing::debug!(%error, "connection not accepted");
+                tokio::time::sleep(ACCEPT_PAUSE).await;
+            }
+        }
+    }
+    // A caller that comes now is refused by the kernel, and does not wait for somebody to take it.
+    drop(listener);
+    serving.open.close();
+    serving.open.wait().await;
+}
+
+fn builder(max_streams: u32) -> Builder<TokioExecutor> {
+    let mut builder = Builder::new(TokioExecutor::new());
+    builder
+        .http2()
+        .timer(TokioTimer::new())
+        .max_concurrent_streams(max_streams)
+        .max_header_list_size(MAX_HEADER_BYTES)
+        .keep_alive_interval(CALLER_KEEP_ALIVE);
+    // Headers that do not come are waited for only with a timer.
+    builder.http1().timer(TokioTimer::new());
+    builder
+}
+
+async fn connection(stream: TcpStream, serving: &Serving, builder: &Builder<TokioExecutor>) {
+    if let Err(error) = stream.set_nodelay(true) {
+        tracing::debug!(%error, "connection lost");
+        return;
+    }
+    let stream = Connection::new(stream, GREETING_TIMEOUT, serving.write_timeout);
+    let service = TowerToHyperService::new(serving.routes.clone());
+    let connection = builder.serve_connection_with_upgrades(TokioIo::new(stream), service);
+    let mut connection = std::pin::pin!(connection);
+    let served = tokio::select! {
+        served = connection.as_mut() => served,
+        () = serving.stopped.cancelled() => {
+            connection.as_mut().graceful_shutdown();
+            connection.await
+        }
+    };
+    if let Err(error) = served {
+        tracing::debug!(%error, "connection ended");
+    }
+}
