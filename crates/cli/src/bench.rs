@@ -5,6 +5,7 @@
 //! load before it (the warm-up) is left out. Every request follows from its sentence alone, so a sentence that
 //! is said again must give the same bytes, whatever else runs.
 
+pub(crate) mod arguments;
 pub(crate) mod caller;
 pub(crate) mod clips;
 pub(crate) mod machine;
@@ -13,21 +14,18 @@ pub(crate) mod sentences;
 mod steps;
 pub(crate) mod summary;
 
-use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use anyhow::Context as _;
 use clap::Args;
 use laneway_proto::v1;
 use laneway_proto::v1::models_client::ModelsClient;
 use serde::Serialize;
 use tonic::transport::Channel;
 
-use crate::client::{self, Connection, GatewayArguments};
-use crate::say::VoiceArguments;
-use crate::stdout::outln;
+use crate::client::{self, Connection};
+use arguments::LoadArguments;
 use caller::{Callers, Load, WarmUp};
 use roofline::Size;
 use sentences::Workload;
@@ -59,25 +57,8 @@ pub(crate) struct Arguments {
     /// Requests of each caller of a closed loop that end before its window opens.
     #[arg(long, default_value_t = 1)]
     warm_up_waves: usize,
-    /// Wait for the model's end token even if its weights are generated, where it means nothing.
-    #[arg(long)]
-    free_lengths: bool,
-    /// Voices to clone, for models that do: generated clips that requests take in turn, every second one in context.
-    #[arg(long, default_value_t = 8)]
-    clips: usize,
-    /// Commit to report, for a tree that was copied without its history.
-    #[arg(long, env = "LANEWAY_COMMIT")]
-    commit: Option<String>,
-    /// Write the JSON here too.
-    #[arg(long)]
-    output: Option<PathBuf>,
-    /// Do not print the JSON.
-    #[arg(long, requires = "output")]
-    quiet: bool,
     #[command(flatten)]
-    voice: VoiceArguments,
-    #[command(flatten)]
-    gateway: GatewayArguments,
+    load: LoadArguments,
 }
 
 #[derive(Debug, Serialize)]
@@ -126,12 +107,8 @@ impl Arguments {
 
 pub(crate) async fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
     let arrivals = arguments.arrivals()?;
-    if let Some(path) = &arguments.output {
-        // A place that cannot be written is better found before minutes of measuring.
-        let opened = std::fs::File::options().append(true).create(true).open(path);
-        opened.with_context(|| format!("write {}", path.display()))?;
-    }
-    let connection = arguments.gateway.clone().connect().await?;
+    arguments.load.check_output()?;
+    let connection = arguments.load.gateway.clone().connect().await?;
     let report = match measure(&arguments, &arrivals, &connection).await {
         Ok(report) => report,
         Err(error) => {
@@ -140,13 +117,7 @@ pub(crate) async fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
             return Err(error);
         }
     };
-    let json = serde_json::to_string_pretty(&report).context("write the report")?;
-    if !arguments.quiet {
-        outln!("{json}")?;
-    }
-    if let Some(path) = &arguments.output {
-        std::fs::write(path, json + "\n").with_context(|| format!("write {}", path.display()))?;
-    }
+    arguments.load.report(&report)?;
     connection.end().await?;
     let failed = report.runs.iter().any(|run| !run.failures.is_empty());
     Ok(match failed || report.determinism.differing > 0 {
@@ -161,18 +132,12 @@ async fn measure(
     connection: &Connection,
 ) -> anyhow::Result<Report> {
     let model = only_model(connection).await?;
-    let voice = match &arguments.voice.voice {
-        Some(voice) => voice.clone(),
-        // Which voice speaks changes no cost; the report says it.
-        None => model
-            .voices
-            .first()
-            .map_or_else(String::new, |voice| voice.name.clone()),
-    };
-    let seed = arguments.voice.seed.unwrap_or(0);
-    let forced = model.takes_exact_frames && !arguments.free_lengths;
+    let asked = &arguments.load;
+    let voice = asked.voice_of(&model);
+    let seed = asked.seed();
+    let forced = asked.forces_lengths(&model);
     let lines = sentences::lines(seed);
-    let clips = model_clips(&model, arguments.clips)?;
+    let clips = asked.clips_for(&model)?;
     let workload = Workload::of(&lines, forced);
     let machine = machine::Machine::read();
     let yardstick = Yardstick {
@@ -185,7 +150,7 @@ async fn measure(
     for (nth, &arrivals) in arrivals.iter().enumerate() {
         let load = Arc::new(Load {
             channels: channels(connection, arrivals).await?,
-            voice_arguments: arguments.voice.clone(),
+            voice_arguments: asked.voice.clone(),
             voice: voice.clone(),
             lines: lines.clone(),
             clips: clips.clone(),
@@ -225,7 +190,7 @@ async fn measure(
     }
     Ok(Report {
         version: env!("CARGO_PKG_VERSION"),
-        source: machine::Source::read(arguments.commit.clone()),
+        source: machine::Source::read(asked.commit.clone()),
         command: std::env::args().collect(),
         debug_build: cfg!(debug_assertions),
         machine,
@@ -246,15 +211,6 @@ fn describe(arrivals: Arrivals) -> String {
         Arrivals::Closed { concurrency } => format!("{concurrency} at once"),
         Arrivals::Open { requests_per_s } => format!("{requests_per_s} a second"),
     }
-}
-
-/// Voices to clone, where the model does.
-pub(crate) fn model_clips(model: &v1::ModelFacts, n_clips: usize) -> anyhow::Result<Vec<v1::ReferenceClip>> {
-    if !model.takes_reference {
-        return Ok(Vec::new());
-    }
-    anyhow::ensure!(n_clips > 0, "--clips is above 0: {} clones voices", model.model);
-    Ok(clips::clips(n_clips, model.sample_rate))
 }
 
 /// The one model that is served.

@@ -10,7 +10,6 @@ mod ledger;
 mod memory;
 mod verdict;
 
-use std::path::PathBuf;
 use std::process::ExitCode;
 use std::str::FromStr;
 use std::sync::Arc;
@@ -26,12 +25,11 @@ use serde::Serialize;
 use tokio::task::JoinSet;
 use tokio_util::task::AbortOnDropHandle;
 
+use crate::bench::arguments::LoadArguments;
 use crate::bench::machine::{Machine, Source};
 use crate::bench::sentences::{self, Workload};
 use crate::bench::{self, CALLERS_PER_CONNECTION};
-use crate::client::{Connection, GatewayArguments};
-use crate::say::VoiceArguments;
-use crate::stdout::outln;
+use crate::client::Connection;
 use callers::Shared;
 use ledger::{Ledger, Outage};
 use memory::Memory;
@@ -81,25 +79,8 @@ pub(crate) struct Arguments {
     /// Do not ask for the memory of GPUs (`nvidia-smi`); otherwise a verdict on a GPU needs it.
     #[arg(long)]
     without_device_memory: bool,
-    /// Voices to clone, for models that do: generated clips that requests take in turn, every second one in context.
-    #[arg(long, default_value_t = 8)]
-    clips: usize,
-    /// Wait for the model's end token even if its weights are generated, where it means nothing.
-    #[arg(long)]
-    free_lengths: bool,
-    /// Commit to report, for a tree that was copied without its history.
-    #[arg(long, env = "LANEWAY_COMMIT")]
-    commit: Option<String>,
-    /// Write the JSON here too.
-    #[arg(long)]
-    output: Option<PathBuf>,
-    /// Do not print the JSON.
-    #[arg(long, requires = "output")]
-    quiet: bool,
     #[command(flatten)]
-    voice: VoiceArguments,
-    #[command(flatten)]
-    gateway: GatewayArguments,
+    load: LoadArguments,
 }
 
 /// A node, and how often its worker is killed.
@@ -162,12 +143,8 @@ pub(crate) async fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
         arguments.cancels_per_minute >= 0.0 && arguments.cancels_per_minute < 1e5,
         "--cancels-per-minute is not below 0"
     );
-    if let Some(path) = &arguments.output {
-        // A place that cannot be written is better found before minutes of load.
-        let opened = std::fs::File::options().append(true).create(true).open(path);
-        opened.with_context(|| format!("write {}", path.display()))?;
-    }
-    let mut connection = arguments.gateway.clone().connect().await?;
+    arguments.load.check_output()?;
+    let mut connection = arguments.load.gateway.clone().connect().await?;
     let mut report = match soak(&arguments, Duration::from_secs_f64(seconds), &mut connection).await {
         Ok(report) => report,
         Err(error) => {
@@ -182,13 +159,7 @@ pub(crate) async fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
             .reasons
             .push(format!("the system did not end as it should: {error:#}"));
     }
-    let json = serde_json::to_string_pretty(&report).context("write the report")?;
-    if !arguments.quiet {
-        outln!("{json}")?;
-    }
-    if let Some(path) = &arguments.output {
-        std::fs::write(path, json + "\n").with_context(|| format!("write {}", path.display()))?;
-    }
+    arguments.load.report(&report)?;
     for reason in &report.verdict.reasons {
         eprintln!("failed: {reason}");
     }
@@ -207,18 +178,13 @@ async fn soak(
     connection: &mut Connection,
 ) -> anyhow::Result<Report> {
     let model = bench::only_model(connection).await?;
-    let voice = match &arguments.voice.voice {
-        Some(voice) => voice.clone(),
-        None => model
-            .voices
-            .first()
-            .map_or_else(String::new, |voice| voice.name.clone()),
-    };
-    let seed = arguments.voice.seed.unwrap_or(0);
-    let forced = model.takes_exact_frames && !arguments.free_lengths;
+    let asked = &arguments.load;
+    let voice = asked.voice_of(&model);
+    let seed = asked.seed();
+    let forced = asked.forces_lengths(&model);
     let mut lines = sentences::lines(seed);
     lines.truncate(arguments.sentences.unwrap_or(lines.len()).max(1));
-    let clips = bench::model_clips(&model, arguments.clips)?;
+    let clips = asked.clips_for(&model)?;
     let n_clips = clips.len().min(lines.len());
     let mut kills = schedule(&arguments.kill, duration, connection)?;
     let encoded_before = encoded(connection).await?;
@@ -226,7 +192,7 @@ async fn soak(
     let workload = Workload::of(&lines, forced);
     let shared = Arc::new(Shared {
         channels: bench::connections(connection, n_connections).await?,
-        voice_arguments: arguments.voice.clone(),
+        voice_arguments: asked.voice.clone(),
         voice: voice.clone(),
         order: sentences::order(lines.len(), seed),
         lines,
@@ -341,7 +307,7 @@ async fn soak(
     }
     Ok(Report {
         version: env!("CARGO_PKG_VERSION"),
-        source: Source::read(arguments.commit.clone()),
+        source: Source::read(asked.commit.clone()),
         command: std::env::args().collect(),
         debug_build: cfg!(debug_assertions),
         machine: Machine::read(),
