@@ -8,7 +8,7 @@ VENV   := $(TOOLS)/venv
 # NVIDIA's compiler for kernels: tests compile them all, with no GPU.
 NVRTC  := $(TOOLS)/nvrtc/nvidia/cu13/lib/libnvrtc.so.13
 
-.PHONY: run test test-true-size lint fmt bench soak serve wer verify gpu-bundle tools clean
+.PHONY: run test test-true-size lint fmt bench load soak serve wer verify gpu-bundle tools clean
 
 ## Speak a sentence on the CPU device through all three services, into hello.wav.
 run:
@@ -45,6 +45,11 @@ bench:
 	$(CARGO) test --release -p laneway-models --lib -- --ignored host_time --nocapture
 	$(CARGO) build --release --bin laneway
 	./target/release/laneway bench --concurrency 1,8 --seconds 20
+
+## Two thousand idle callers and two hundred who listen, on the gateway's own binary with a fake worker behind it.
+load:
+	$(CARGO) build --release --bin laneway-gateway --bin fake-worker
+	$(CARGO) test --release -p laneway-integration-tests --test system -- load:: --nocapture
 
 # Minutes of a soak, and the deployment; SOAK has more flags, such as --kill codec=2 with configs/split-demo.yaml.
 MINUTES    ?= 20

@@ -5,7 +5,11 @@
 
 pub mod client;
 pub mod deployment;
+pub mod fake_worker;
+pub mod load;
+pub mod open_files;
 pub mod process;
+pub mod stamp;
 pub mod system;
 pub mod tools;
 

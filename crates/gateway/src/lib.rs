@@ -20,6 +20,7 @@ mod health;
 mod http;
 mod keys;
 mod listen;
+mod open_files;
 mod progress;
 mod readable;
 mod relay;

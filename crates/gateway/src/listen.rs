@@ -39,16 +39,20 @@ pub(crate) struct Serving {
 /// Serve until `stopped`, and then until the last connection has closed.
 pub(crate) async fn serve(listener: TcpListener, serving: Serving) {
     let builder = Arc::new(builder(serving.max_streams));
+    let mut refused = false;
     while let Some(accepted) = serving.stopped.run_until_cancelled(listener.accept()).await {
         match accepted {
             Ok((stream, _)) => {
+                refused = false;
                 let (serving, builder) = (serving.clone(), builder.clone());
                 let open = serving.open.clone();
                 open.spawn(async move { connection(stream, &serving, &builder).await });
             }
             Err(error) => {
                 // Out of descriptors, or a caller who left again: neither is mended by asking at once.
-                tracing::debug!(%error, "connection not accepted");
+                if !std::mem::replace(&mut refused, true) {
+                    tracing::warn!(%error, "connections are not accepted at the moment");
+                }
                 tokio::time::sleep(ACCEPT_PAUSE).await;
             }
         }

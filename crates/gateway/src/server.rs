@@ -27,7 +27,7 @@ use crate::listen::{self, Serving};
 use crate::readable::Readable;
 use crate::routing::{Roster, Router, run_roster};
 use crate::session::UTTERANCES_AT_ONCE;
-use crate::{discovery, health, http};
+use crate::{discovery, health, http, open_files};
 
 /// Calls of one connection beyond the requests that are admitted. Without this room a caller's excess would wait
 /// unanswered in its own library, and so would its health checks and cancels.
@@ -84,6 +84,7 @@ impl Config {
             address: self.listen,
             source,
         };
+        open_files::raise_limit();
         let listener = TcpListener::bind(self.listen).await.map_err(bind)?;
         let address = listener.local_addr().map_err(bind)?;
         let at_once = NonZeroUsize::MIN.saturating_add(UTTERANCES_AT_ONCE - 1);

@@ -5,6 +5,7 @@ mod configuration;
 mod dependencies;
 mod grpc_clients;
 mod life;
+mod load;
 mod openai;
 mod soak;
 mod speech;
