@@ -1,5 +1,6 @@
 //! `laneway`: the command-line program. Each command is a module; this file only picks one.
 
+mod alone;
 mod bench;
 mod client;
 mod config;
@@ -8,6 +9,7 @@ mod kernels;
 mod parent;
 mod processes;
 mod profile;
+mod repeat;
 mod say;
 mod soak;
 mod stdout;
@@ -64,6 +66,8 @@ enum Command {
     Kernels(kernels::Arguments),
     /// Run a model and time the stages of its steps.
     Profile(profile::Arguments),
+    /// Speak the same thing again and again, in changing company, and compare every sample.
+    Repeat(repeat::Arguments),
     /// Watch a running system: rates, queue, slots, phases of steps.
     Top(top::Arguments),
     /// Ask a service whether it serves.
@@ -141,6 +145,7 @@ async fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
         Command::Soak(arguments) => soak::run(arguments).await,
         Command::Kernels(arguments) => tokio::task::spawn_blocking(move || kernels::run(&arguments)).await?,
         Command::Profile(arguments) => tokio::task::spawn_blocking(move || profile::run(&arguments)).await?,
+        Command::Repeat(arguments) => tokio::task::spawn_blocking(move || repeat::run(&arguments)).await?,
         Command::Top(arguments) => top::run(arguments).await,
         Command::Health(arguments) => health::run(arguments).await,
         Command::KeepMps(arguments) => processes::keeper::run(arguments).await,

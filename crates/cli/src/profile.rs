@@ -6,48 +6,29 @@
 
 mod recorder;
 
-use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
-use clap::{Args, ValueEnum};
+use clap::Args;
 use laneway_cuda::bench::{cost_of, time_operations};
-use laneway_cuda::{CudaConfig, open_cuda};
-use laneway_device::{CpuConfig, Device, Op, Priority, open_cpu};
-use laneway_engine::node::Model as _;
-use laneway_engine::{
-    Engine, EngineConfig, EngineHandle, LaneConfig, Limits, NodeConfig, OutputEvent, ResourceConfig,
-    Submission,
-};
+use laneway_device::{Device, Op};
+use laneway_engine::{EngineHandle, OutputEvent, Submission};
 use laneway_models::qwen3_tts::Qwen3Tts;
 use laneway_models::qwen3_tts::request::SpeechInput;
-use laneway_models_decl::Sizing;
-use laneway_models_decl::qwen3_tts::REF_ENCODER;
-use laneway_plan::deployment::{DeviceKind, ModelConfig, Weights};
 use recorder::{Recorder, Replayed};
 
-const PAGE_SIZE: u32 = 32;
-const PREFILL_TOKENS: usize = 2048;
-/// Building and warming up a large model with generated weights.
-const START: Duration = Duration::from_secs(600);
-const STEP: Duration = Duration::from_secs(120);
+use crate::alone::{Alone, Chosen};
+
 /// About as long as the mean sentence of a conversation.
 const TEXT: &str = "The evening train was late again, so we walked home along the quiet river.";
 
 /// Flags of `profile`.
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {
-    /// Preset of a released size, with random weights.
-    #[arg(long, default_value = "1.7b-custom_voice", conflicts_with = "checkpoint")]
-    preset: String,
-    /// A checkpoint directory, in place of a preset.
-    #[arg(long)]
-    checkpoint: Option<PathBuf>,
-    /// The device.
-    #[arg(long, value_enum, default_value_t = On::Cuda)]
-    device: On,
+    #[command(flatten)]
+    chosen: Chosen,
     /// Requests at once; several values are profiled one behind the other.
     #[arg(long, value_delimiter = ',', default_values_t = [1, 8, 64])]
     rows: Vec<usize>,
@@ -59,38 +40,8 @@ pub(crate) struct Arguments {
     budget_ms: u64,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum On {
-    Cpu,
-    Cuda,
-}
-
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
-    let (device, kind) = match arguments.device {
-        On::Cpu => (
-            open_cpu(CpuConfig { memory_bytes: None }).context("open the CPU device")?,
-            DeviceKind::Cpu,
-        ),
-        On::Cuda => (
-            open_cuda(CudaConfig::default()).context("open the CUDA device")?,
-            DeviceKind::Cuda,
-        ),
-    };
-    let sizing = Sizing {
-        device: kind,
-        precision: kind.default_precision(),
-        page_size: PAGE_SIZE,
-        max_prefill_tokens: PREFILL_TOKENS as u32,
-    };
-    let (weights, config) = match &arguments.checkpoint {
-        Some(directory) => (Weights::Path(directory.clone()), None),
-        None => (
-            Weights::Random { seed: 7 },
-            Some(ModelConfig::Preset(arguments.preset.clone())),
-        ),
-    };
-    let model = Qwen3Tts::open(&weights, config.as_ref(), &sizing).context("open the model")?;
-    let model = Arc::new(model);
+    let (device, model) = arguments.chosen.open()?;
     for &rows in &arguments.rows {
         profile(arguments, &device, &model, rows).with_context(|| format!("profile {rows} rows"))?;
     }
@@ -105,7 +56,13 @@ fn profile(
 ) -> anyhow::Result<()> {
     let recorder = Arc::new(Recorder::new(device.clone()));
     let began = Instant::now();
-    let (engine, handle) = start(recorder.clone(), model, rows, arguments.frames)?;
+    let alone = Alone {
+        rows,
+        frames: arguments.frames,
+        codec_lane: false,
+        buckets: vec![rows],
+    };
+    let (engine, handle) = alone.start(recorder.clone(), model)?;
     println!(
         "{rows} rows on {}: started in {:.1} s",
         device.facts().name,
@@ -159,57 +116,6 @@ fn profile(
         );
     }
     Ok(())
-}
-
-/// An engine with every node on the chain but the encoder of clips, which no request here needs.
-fn start(
-    device: Arc<Recorder>,
-    model: &Arc<Qwen3Tts>,
-    rows: usize,
-    frames: u32,
-) -> anyhow::Result<(Engine, EngineHandle)> {
-    let declaration = model.declaration();
-    // The prompt of the text, and every frame.
-    let seq_len = (256 + frames).next_multiple_of(PAGE_SIZE);
-    let nodes = declaration.nodes.iter().filter(|node| node.name != REF_ENCODER);
-    let resources = declaration.resources.iter().map(|resource| ResourceConfig {
-        key: resource.key.clone(),
-        slots: match resource.page_size {
-            0 => rows as u32,
-            page_size => rows as u32 * seq_len / page_size,
-        },
-        page_size: resource.page_size,
-    });
-    Engine::start(EngineConfig {
-        device,
-        model: model.clone(),
-        lanes: vec![LaneConfig {
-            priority: Priority::High,
-            partition_sms: None,
-            max_rows: rows,
-        }],
-        nodes: nodes
-            .map(|node| NodeConfig {
-                node: node.name.clone(),
-                lane: 0,
-                auto: None,
-            })
-            .collect(),
-        resources: resources.collect(),
-        chunks: Default::default(),
-        max_prefill_tokens: PREFILL_TOKENS,
-        max_seq_len: seq_len as usize,
-        capture_buckets: vec![rows],
-        playback_hz: 0,
-        limits: Limits {
-            max_running: rows,
-            max_queue: rows,
-            step_deadline: STEP,
-            start_deadline: START,
-            ..Limits::default()
-        },
-    })
-    .context("start the engine")
 }
 
 /// Speak `rows` times `frames` frames; hands out the rows of a prompt.
