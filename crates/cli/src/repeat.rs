@@ -25,6 +25,10 @@ const TEXTS: [&str; 4] = [
     "A kettle, two cups, and the letter that nobody had opened since the spring.",
     "Please wait here until the second bell, and then follow the blue line to the gate.",
 ];
+/// Samples that are the same between two runs of different ones.
+const GAP: usize = 64;
+/// Runs of a difference that are told.
+const MOST_RUNS: usize = 6;
 /// Differences that are told one by one.
 const MOST_TOLD: usize = 12;
 
@@ -60,6 +64,10 @@ struct Difference {
     differing: usize,
     samples_per_frame: usize,
     largest: f32,
+    /// Where samples differ: from, to, how many. Gaps of less than [`GAP`] are left out.
+    runs: Vec<(usize, usize, usize)>,
+    /// The windows that these lie in, by frames: first, how many.
+    windows: Vec<(u32, u32)>,
 }
 
 impl fmt::Display for Difference {
@@ -76,7 +84,18 @@ impl fmt::Display for Difference {
             self.differing,
             self.first,
             self.largest
-        )
+        )?;
+        for (from, to, differing) in self.runs.iter().take(MOST_RUNS) {
+            let frame = (from / per) as u32;
+            let window = self.windows.iter().rev().find(|window| window.0 <= frame);
+            let (first, n) = window.copied().unwrap_or_default();
+            let within = from - first as usize * per;
+            write!(
+                f,
+                "\n    {differing} samples of {from} to {to}, from sample {within} of the window of {n} frames from frame {first}"
+            )?;
+        }
+        Ok(())
     }
 }
 
@@ -100,7 +119,7 @@ struct Speaker {
 }
 
 impl Speaker {
-    fn speak(&self, text: usize, frames: u32) -> anyhow::Result<Vec<f32>> {
+    fn speak(&self, text: usize, frames: u32) -> anyhow::Result<(Vec<f32>, Vec<(u32, u32)>)> {
         let input = SpeechInput {
             text: TEXTS[text].to_owned(),
             voice: self.model.requests().voices().next().map(str::to_owned),
@@ -125,15 +144,22 @@ impl Speaker {
                 results: Vec::new(),
             })
             .context("submit a request")?;
-        let mut sound = Vec::new();
+        let (mut sound, mut windows) = (Vec::new(), Vec::new());
         while let Some(event) = stream.blocking_recv() {
             match event {
-                OutputEvent::Samples { samples, .. } => sound.extend_from_slice(&samples),
+                OutputEvent::Samples {
+                    samples,
+                    first_item,
+                    n_items,
+                } => {
+                    sound.extend_from_slice(&samples);
+                    windows.push((first_item, n_items));
+                }
                 OutputEvent::Failed(failure) => anyhow::bail!("a request failed: {failure:?}"),
                 _ => {}
             }
         }
-        Ok(sound)
+        Ok((sound, windows))
     }
 }
 
@@ -173,7 +199,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     }
     let (_, first) = engines.first().context("no engine")?;
     let alone: Vec<Vec<f32>> = (0..TEXTS.len())
-        .map(|text| first.speak(text, arguments.frames))
+        .map(|text| Ok(first.speak(text, arguments.frames)?.0))
         .collect::<anyhow::Result<_>>()?;
     let mut differ = 0;
     for &rows in &arguments.rows {
@@ -217,12 +243,13 @@ fn repeat(
                         let least = arguments.frames.div_ceil(4);
                         let more = choices.below(u64::from(arguments.frames - least) + 1) as u32;
                         let frames = least + more;
-                        let sound = speaker.speak(text, frames)?;
+                        let (sound, windows) = speaker.speak(text, frames)?;
                         found.streams += 1;
                         found.frames += frames as usize;
+                        let difference = compare(&sound, &alone[text], (text, rows, frames));
                         found
                             .differences
-                            .extend(compare(&sound, &alone[text], (text, rows, frames)));
+                            .extend(difference.map(|found| Difference { windows, ..found }));
                     }
                     Ok(found)
                 }));
@@ -264,12 +291,27 @@ fn compare(sound: &[f32], alone: &[f32], (text, rows, frames): (usize, usize, u3
         last: last.unwrap_or(sound.len()),
         differing: sound.iter().zip(alone).filter(|pair| differs(*pair)).count(),
         samples_per_frame: sound.len() / frames.max(1) as usize,
+        runs: runs(sound, alone),
+        windows: Vec::new(),
         largest: sound
             .iter()
             .zip(alone)
             .map(|(a, b)| (a - b).abs())
             .fold(0.0, f32::max),
     })
+}
+
+/// See [`Difference::runs`].
+fn runs(sound: &[f32], alone: &[f32]) -> Vec<(usize, usize, usize)> {
+    let mut runs: Vec<(usize, usize, usize)> = Vec::new();
+    let pairs = sound.iter().zip(alone).enumerate();
+    for (i, _) in pairs.filter(|(_, (a, b))| a.to_bits() != b.to_bits()) {
+        match runs.last_mut() {
+            Some((_, to, n)) if i < *to + GAP => (*to, *n) = (i + 1, *n + 1),
+            _ => runs.push((i, i + 1, 1)),
+        }
+    }
+    runs
 }
 
 #[cfg(test)]
