@@ -300,9 +300,6 @@ __device__ __forceinline__ void conv_ring(const float* x, const bf16_t* w, const
                          : "=r"(a[set][i].x), "=r"(a[set][i].y), "=r"(a[set][i].z), "=r"(a[set][i].w)
                          : "r"(tile_at + stage_turn.at * RING_STAGE_BYTES + i * 512)
                          : "memory");
-        __syncwarp();
-        if (lane < down) barrier_arrive_at(stage_empty + stage_turn.at * 8, lane * across + mine);
-        stage_turn.next(cut.stages);
         product_fence();
 #pragma unroll
         for (int i = 0; i < RING_STEPS; ++i)
@@ -310,6 +307,12 @@ __device__ __forceinline__ void conv_ring(const float* x, const bf16_t* w, const
             for (int u = 0; u < UNITS; ++u)
                 product(acc[u], a[set][i], rows + (u32)(2 * i * step + u * run), i == 0 ? more : 1);
         product_commit();
+        // Behind the products, which have waited for the loads: those are merely on their way until their registers are
+        // read, and the arrival overtakes them. Then the next weights came before the last loads were served, once in
+        // some ten million stages.
+        __syncwarp();
+        if (lane < down) barrier_arrive_at(stage_empty + stage_turn.at * 8, lane * across + mine);
+        stage_turn.next(cut.stages);
         product_wait<1>();
     };
 
