@@ -1,5 +1,6 @@
-// Causal convolutions over streams, and whole residual units, with Hopper's warpgroup products (sm_90a only): f16
-// weights that come through shared memory, for 192 outputs of a block.
+// Residual units over streams with Hopper's warpgroup products (sm_90a only): f16 weights that come through shared memory,
+// for 192 outputs of a block. The kernel is also right for more channels, which blocks of a cluster share, and for
+// convolutions alone; others are faster there (benches/NOTES.md).
 //
 // Weights are the first operand, from registers. One warp copies them to shared memory as they are packed, a few stages
 // ahead; the blocks of a cluster that make the same outputs of other rows each fetch a part and send it to all, so that
@@ -431,13 +432,6 @@ __device__ __forceinline__ void conv_ring(const float* x, const bf16_t* w, const
 #define RING_CUT \
     RingCut { items, wide, across_shift, down_shift, inputs, stages }
 
-// conv_ring_{taps}_{units}x{rows}
-#define CONV_RING(TAPS, UNITS, ROWS)                                                                                  \
-    extern "C" __global__ void __launch_bounds__(512, 1)                                                              \
-        conv_ring_##TAPS##_##UNITS##x##ROWS(CONV_PARAMETERS, RING_PARAMETERS) {                                       \
-        conv_ring<TAPS, UNITS, ROWS, false>(x, (const bf16_t*)w, bias, alpha, inv_beta, CONV_STREAMS,                 \
-                                            ConvShape{c_in, c_out, taps, dilation}, RING_CUT, Second{}, residual, out); \
-    }
 // unit_ring_{units}x{rows}
 #define UNIT_RING(UNITS, ROWS)                                                                                        \
     extern "C" __global__ void __launch_bounds__(512, 1)                                                              \
@@ -445,8 +439,5 @@ __device__ __forceinline__ void conv_ring(const float* x, const bf16_t* w, const
         conv_ring<7, UNITS, ROWS, true>(x, (const bf16_t*)w, bias, alpha, inv_beta, CONV_STREAMS,                     \
                                         ConvShape{c_in, c_out, taps, dilation}, RING_CUT, SECOND, residual, out);     \
     }
-CONV_RING(2, 1, 32)
-CONV_RING(2, 5, 32)
-CONV_RING(2, 1, 160)
 UNIT_RING(1, 32)
 UNIT_RING(1, 160)

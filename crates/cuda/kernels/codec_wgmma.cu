@@ -234,7 +234,7 @@ __device__ __forceinline__ void conv_warpgroup(const float* x, const bf16_t* w, 
     const bf16_t* const weights = w + ((i64)(spare ? 0 : output_tile) * k_tiles + channel_first / 16) * 256 + lane * 8;
     // Products come in two parts, whose weights are loaded while the other one's are multiplied: of seven taps four and
     // three, else half of the channels of a pass each.
-    constexpr int PASS = TAPS == 7 ? 16 : 96;  // channels
+    constexpr int PASS = TAPS == 7 ? 16 : TAPS == 2 ? (ROWS < 160 ? 64 : 32) : 96;  // channels
     constexpr int STEPS = PASS / 16 * TAPS, HALF = (STEPS + 1) / 2;
     const int tap_tiles = channel_tiles * 256;
     uint4 a[STEPS];
@@ -373,5 +373,8 @@ __device__ __forceinline__ void conv_warpgroup(const float* x, const bf16_t* w, 
 CONV_WARPGROUP(7, 1, 32)
 CONV_WARPGROUP(7, 4, 32)
 CONV_WARPGROUP(7, 1, 160)
+CONV_WARPGROUP(2, 1, 32)
+CONV_WARPGROUP(2, 4, 32)
+CONV_WARPGROUP(2, 1, 160)
 CONV_WARPGROUP(1, 1, 32)
 CONV_WARPGROUP(1, 1, 160)

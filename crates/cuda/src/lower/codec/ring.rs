@@ -1,4 +1,5 @@
-//! Convolutions and residual units by Hopper's warpgroup products, with weights that come through shared memory.
+//! Residual units of 192 channels by Hopper's warpgroup products, with weights that come through shared memory. (Units of
+//! 384, which two blocks share, and upsampling were slower this way than with weights from memory.)
 //!
 //! A block has one warpgroup that brings weights and inputs, and three that make 64 outputs each of all rows of its tile.
 //! Blocks of a cluster share what they read: those of other rows the weights, and those of other outputs of a residual
@@ -24,76 +25,46 @@ const THREADS: u32 = 512;
 /// Fewest and most stages of weights, and chunks of inputs, that there is room for.
 const STAGES: (usize, usize) = (3, 6);
 const INPUTS: (usize, usize) = (2, 4);
-/// Channels of a unit, of which a cluster makes all.
-const UNIT_CHANNELS: [usize; 2] = [OUTPUTS, 2 * OUTPUTS];
 const UNIT_TAPS: usize = 7;
 /// Rows of history with which the smallest tile fits.
 const MOST_PAST: usize = 64;
 
-/// A tile: runs of rows, each within one window.
+/// A tile: a run of rows within one window.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Tile {
-    units: usize,
-    unit: usize,
-    conv: &'static str,
-    residual: Option<&'static str>,
-}
-
-impl Tile {
-    const fn rows(self) -> usize {
-        self.units * self.unit
-    }
+    rows: usize,
+    kernel: &'static str,
 }
 
 /// The first one takes every rate that comes here; of two that cost the same the earlier one is taken.
-const TILES: [Tile; 3] = [
+const TILES: [Tile; 2] = [
     Tile {
-        units: 1,
-        unit: 32,
-        conv: "conv_ring_2_1x32",
-        residual: Some("unit_ring_1x32"),
+        rows: 32,
+        kernel: "unit_ring_1x32",
     },
     Tile {
-        units: 1,
-        unit: 160,
-        conv: "conv_ring_2_1x160",
-        residual: Some("unit_ring_1x160"),
-    },
-    Tile {
-        units: 5,
-        unit: 32,
-        conv: "conv_ring_2_5x32",
-        residual: None,
+        rows: 160,
+        kernel: "unit_ring_1x160",
     },
 ];
 
 /// Whether one kernel makes `op`: its shape decides, whatever its rows.
 pub(super) fn takes(op: &op::Conv, target: Target) -> bool {
     let past = (op.taps - 1) * op.dilation;
-    let shape = match &op.pointwise {
-        Some(pointwise) => {
-            let snake = &pointwise.snake;
-            let views = [&snake.alpha, &snake.inv_beta];
-            UNIT_CHANNELS.contains(&op.c_in)
-                && [op.w.n, pointwise.w.n] == [op.c_in; 2]
-                && op.taps == UNIT_TAPS
-                && op.residual.is_some()
-                && pointwise.w.packed.dtype() == DType::F16
-                && views.into_iter().chain(&pointwise.bias).all(aligned)
-        }
-        None => {
-            op.taps == 2
-                && op.c_in.is_multiple_of(CHUNK)
-                && op.w.n >= OUTPUTS
-                && op.w.n.is_multiple_of(16)
-                && op.residual.is_none()
-        }
+    let Some(pointwise) = &op.pointwise else {
+        return false;
     };
-    shape
+    let snake = &pointwise.snake;
+    let views = [&snake.alpha, &snake.inv_beta];
+    [op.c_in, op.w.n, pointwise.w.n] == [OUTPUTS; 3]
+        && op.taps == UNIT_TAPS
+        && op.residual.is_some()
+        && pointwise.w.packed.dtype() == DType::F16
+        && views.into_iter().chain(&pointwise.bias).all(aligned)
         && target.arch == 90
         && op.w.packed.dtype() == DType::F16
         && !op.clamp
-        && op.windows.rate.is_multiple_of(TILES[0].unit)
+        && op.windows.rate.is_multiple_of(TILES[0].rows)
         && past <= MOST_PAST
         && aligned_operands(op)
 }
@@ -147,19 +118,14 @@ pub(super) fn conv(op: &op::Conv, target: Target) -> Option<Launch> {
 
 /// What becomes of a tile; `None` when windows do not divide into it, or it does not fit a multiprocessor.
 fn plan(op: &op::Conv, tile: Tile, target: Target) -> Option<Plan> {
-    let unit = op.pointwise.is_some();
-    let kernel = match unit {
-        true => tile.residual?,
-        false => tile.conv,
-    };
-    if !op.windows.rate.is_multiple_of(tile.unit) {
+    let Tile { rows, kernel } = tile;
+    if !op.windows.rate.is_multiple_of(rows) {
         return None;
     }
-    let rows = tile.rows();
-    let staged = tile.units * (tile.unit + (op.taps - 1) * op.dilation);
+    let staged = rows + (op.taps - 1) * op.dilation;
     // Odd counts of rows, see the kernel.
     let input_bytes = CHUNK * 2 * (staged | 1);
-    let inner_bytes = if unit { op.w.n * 2 * (rows | 1) } else { 0 };
+    let inner_bytes = op.w.n * 2 * (rows | 1);
     let needed = |stages: usize, inputs: usize| {
         FIXED_BYTES + stages * STAGE_BYTES + inputs * input_bytes + inner_bytes
     };
@@ -181,14 +147,14 @@ fn plan(op: &op::Conv, tile: Tile, target: Target) -> Option<Plan> {
     }
 
     let blocks = op.w.n.div_ceil(OUTPUTS);
-    let across = if unit { blocks } else { 1 };
+    let across = blocks;
     let tiles = op.rows.div_ceil(rows);
     let down = tiles.min(2);
     let (wide, room) = (blocks / across, (target.sms as usize / (across * down)).max(1));
     let items = tiles.div_ceil(down) * wide;
     let clusters = items.min(room);
     // Products, or weights on their way to a multiprocessor.
-    let steps = op.taps * op.c_in / 16 + if unit { op.c_in / 16 } else { 0 };
+    let steps = (op.taps + 1) * op.c_in / 16;
     let each = steps * (3 * rows / 2).max(160) + 3000 + 25 * rows;
     Some(Plan {
         kernel,

@@ -166,8 +166,7 @@ fn a_shape_is_multiplied_by_warpgroups_whatever_its_rows() {
     for &shape in SHAPES {
         let (_, _, taps, _, rate, slices) = shape;
         let expected = match taps {
-            1 | 7 if rate >= 32 => "conv_warpgroup_",
-            2 if rate >= 32 => "conv_ring_2_",
+            1 | 2 | 7 if rate >= 32 => "conv_warpgroup_",
             _ => "conv_mma_f16_",
         };
         for streams in [1, 3, 8, 64, 256] {
@@ -206,87 +205,24 @@ fn rows_of_tile(kernel: &str) -> usize {
 
 #[test]
 fn clusters_of_the_ring_make_every_output_of_every_row_once() {
-    let units = [(192, 640), (384, 160)].map(|(channels, rate)| (channels, channels, rate, true));
-    let convs = SHAPES.iter().filter(|shape| shape.2 == 2 && shape.4 >= 32);
-    let convs = convs.map(|shape| (shape.0, shape.1, shape.4, false));
-    for (c_in, c_out, rate, is_unit) in units.into_iter().chain(convs) {
-        for (streams, sms) in [(1, 132), (3, 132), (64, 132), (256, 132), (64, 8), (1, 2)] {
-            let target = Target { sms, ..H200 };
-            let launch = match is_unit {
-                true => {
-                    let mut out = Vec::new();
-                    conv(&unit(DType::F16, c_in, rate, streams), target, &mut out);
-                    out.swap_remove(0)
-                }
-                false => {
-                    launches_of(DType::F16, (c_in, c_out, 2, 1, rate, 0), streams, target).swap_remove(0)
-                }
-            };
-            let [items, wide, across, down, inputs, stages] = last(&launch);
-            let name = if is_unit { "unit_ring_" } else { "conv_ring_2_" };
-            assert!(launch.kernel.starts_with(name), "{launch:?}");
-            assert_eq!(launch.cluster, 1 << (across + down), "{launch:?}");
-            assert!(launch.grid[0].is_multiple_of(launch.cluster) && launch.grid[1..] == [1, 1]);
-            assert!(launch.grid[0] as i32 <= items << (across + down), "{launch:?}");
-            // Outputs and rows of all items together, and nothing that is all beside them.
-            assert_eq!((wide << across) as usize, c_out.div_ceil(192), "{launch:?}");
-            let rows = rows_of_tile(launch.kernel) << down;
-            assert_eq!(
-                (items / wide) as usize,
-                (streams * rate).div_ceil(rows),
-                "{launch:?}"
-            );
-            assert_eq!(is_unit, wide == 1 && c_out == c_in, "{launch:?}");
-            assert!(
-                inputs >= 2 && stages >= 3 && launch.shared <= 227 << 10,
-                "{launch:?}"
-            );
-        }
-    }
-}
-
-/// A residual unit of `channels`.
-fn unit(weights: DType, channels: usize, rate: usize, streams: usize) -> Conv {
-    let rows = streams * rate;
-    let past = 6 * 9 * channels;
-    let snake = || Snake {
-        alpha: view(DType::F32, channels),
-        inv_beta: view(DType::F32, channels),
-    };
-    let matrix = |k| Matrix {
-        packed: view(weights, channels * k).buffer,
-        n: channels,
-        k,
-    };
-    let x = view(DType::F32, rows * channels);
-    Conv {
-        x: x.clone(),
-        rows,
-        w: matrix(7 * channels),
-        bias: Some(view(DType::F32, channels)),
-        c_in: channels,
-        taps: 7,
-        dilation: 9,
-        snake: Some(snake()),
-        state: Some(StateSlice {
-            pool: view(DType::F32, streams * past),
-            slot_stride: past,
-            offset: 0,
-        }),
-        windows: Windows {
-            windows: view(DType::I32, streams * 3),
-            count: streams,
-            rate,
-        },
-        pointwise: Some(Pointwise {
-            snake: snake(),
-            w: matrix(channels),
-            bias: None,
-            scratch: view(DType::F32, rows * channels),
-        }),
-        residual: Some(x),
-        clamp: false,
-        out: view(DType::F32, rows * channels),
+    for (streams, sms) in [(1, 132), (3, 132), (64, 132), (256, 132), (64, 8), (1, 2)] {
+        let mut launches = Vec::new();
+        let target = Target { sms, ..H200 };
+        conv(&unit(DType::F16, 192, 640, streams), target, &mut launches);
+        let launch = &launches[0];
+        let [items, wide, across, down, inputs, stages] = last(launch);
+        assert!(launch.kernel.starts_with("unit_ring_"), "{launch:?}");
+        assert_eq!(launch.cluster, 1 << (across + down), "{launch:?}");
+        assert!(launch.grid[0].is_multiple_of(launch.cluster) && launch.grid[1..] == [1, 1]);
+        assert!(launch.grid[0] as i32 <= items << (across + down), "{launch:?}");
+        // Outputs and rows of all items together, and nothing that is all beside them.
+        assert_eq!((wide, across), (1, 0), "{launch:?}");
+        let rows = rows_of_tile(launch.kernel) << down;
+        assert_eq!(items as usize, (streams * 640).div_ceil(rows), "{launch:?}");
+        assert!(
+            inputs >= 2 && stages >= 3 && launch.shared <= 227 << 10,
+            "{launch:?}"
+        );
     }
 }
 
@@ -304,6 +240,7 @@ fn a_residual_unit_is_one_kernel_where_its_weights_fit_and_two_elsewhere() {
             (&small, A100, "conv_mma_f16"),
             (&unit(DType::F32, 96, 1920, streams), H200, "conv_any_f32"),
             (&unit(DType::Bf16, 96, 1920, streams), H200, "conv_mma_bf16"),
+            (&unit(DType::F16, 384, 160, streams), H200, "conv_warpgroup"),
             (&unit(DType::F16, 768, 32, streams), H200, "conv_warpgroup"),
         ] {
             let names = names(op, target);
