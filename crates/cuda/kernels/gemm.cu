@@ -7,8 +7,7 @@
 
 template <int NT, int UNROLL, bool NORM, bool GATED, bool F16>
 __device__ __forceinline__ void gemm_few_body(const void* x, int x_kept, int x_pitch, const uint4* w, int n, int k, int rows,
-                                              const float* norm_weight, float eps, int split_norm,
-                                              Epilogue e) {
+                                              const float* norm_weight, float eps, Epilogue e) {
     __shared__ float partial[SEGMENTS][NT][128];
     __shared__ float inverse[8];
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -31,49 +30,20 @@ __device__ __forceinline__ void gemm_few_body(const void* x, int x_kept, int x_p
     release_dependents();
     dependency_wait();
 
-    if (NORM && split_norm) {
-        // A warp has two parts of each row at a time, the whole of a row comes last.
-        __shared__ float squares[8][MOST_SQUARES];
-        constexpr int ROUNDS = MOST_SQUARES / 2 / 8;
-        const int pairs = k / (2 * SQUARES);
-#pragma unroll 1
-        for (int first = 0; first < rows; first += 4) {
-            float4 v[4][ROUNDS];
-#pragma unroll
-            for (int r = 0; r < 4; r++)
-#pragma unroll
-                for (int j = 0; j < ROUNDS; j++) {
-                    v[r][j] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-                    const int pair = j * 8 + warp;
-                    if (first + r < rows && pair < pairs)
-                        v[r][j] = *(const float4*)((const float*)x + (i64)(first + r) * k + pair * 2 * SQUARES + lane * 4);
-                }
-#pragma unroll
-            for (int r = 0; r < 4; r++)
-#pragma unroll
-                for (int j = 0; j < ROUNDS; j++) {
-                    const float sum = part_squares(v[r][j]);
-                    if (lane % 16 == 0 && first + r < rows) squares[first + r][(j * 8 + warp) * 2 + lane / 16] = sum;
-                }
-        }
-        __syncthreads();
+    if (NORM) {
         if (warp < rows) {
-            const float inv = inverse_rms(warp_sum(squares[warp][lane]), k, eps);
+            float inv = warp_inverse_rms((const float*)x + (i64)warp * k, k, eps);
             if (lane == 0) inverse[warp] = inv;
         }
-    } else if (NORM && warp < rows) {
-        const float inv = warp_inverse_rms((const float*)x + (i64)warp * k, k, eps);
-        if (lane == 0) inverse[warp] = inv;
+        __syncthreads();
     }
-    if (NORM) __syncthreads();
     const int column = lane / 4, offset = (lane % 4) * 2;
     const bool active = column < rows;
     const i64 row_begin = (i64)(active ? column : 0) * k + offset;
     const float* row = (const float*)x + row_begin;
     const bf16_t* narrow = (const bf16_t*)x + row_begin;
     const bf16_t* blocked = (const bf16_t*)x + (active ? column : 0) * 8 + offset;
-    // A split norm divides the sums.
-    const float inv = NORM && !split_norm ? inverse[active ? column : 0] : 1.0f;
+    const float inv = NORM ? inverse[active ? column : 0] : 1.0f;
 
     float acc[NT][4];
 #pragma unroll
@@ -144,8 +114,7 @@ __device__ __forceinline__ void gemm_few_body(const void* x, int x_kept, int x_p
     auto total = [&](int t, int i) {
         float s01 = partial[0][t][i] + partial[1][t][i], s23 = partial[2][t][i] + partial[3][t][i];
         float s45 = partial[4][t][i] + partial[5][t][i], s67 = partial[6][t][i] + partial[7][t][i];
-        const float sum = (s01 + s23) + (s45 + s67);
-        return NORM && split_norm ? __fmul_rn(sum, inverse[i / 16]) : sum;
+        return (s01 + s23) + (s45 + s67);
     };
     const int i = threadIdx.x % 128, batch = i / 16;
     if (batch >= rows) return;
@@ -162,11 +131,10 @@ __device__ __forceinline__ void gemm_few_body(const void* x, int x_kept, int x_p
 #define GEMM_FEW(NAME, NT, UNROLL, NORM, GATED, F16)                                                                \
     extern "C" __global__ void __launch_bounds__(256, 2)                                                            \
         NAME(const void* x, int x_kept, int x_pitch, const uint4* w, int n, int k, int rows,                        \
-             const float* norm_weight, float eps, int split_norm, const float* bias, const float* scale, void* out, \
-             int activation, int accumulate, int out_kept) {                                                        \
+             const float* norm_weight, float eps, const float* bias, const float* scale, void* out, int activation, int accumulate,           \
+             int out_kept) {                                                                                        \
         Epilogue e = {bias, scale, out, GATED ? n / 2 : n, activation, accumulate, out_kept};                       \
-        gemm_few_body<NT, UNROLL, NORM, GATED, F16>(x, x_kept, x_pitch, w, n, k, rows, norm_weight, eps,            \
-                                                    split_norm, e);                                                 \
+        gemm_few_body<NT, UNROLL, NORM, GATED, F16>(x, x_kept, x_pitch, w, n, k, rows, norm_weight, eps, e);                 \
     }
 GEMM_FEW(gemm_few_bf16, 1, 8, false, false, false)
 GEMM_FEW(gemm_few_norm_bf16, 1, 8, true, false, false)

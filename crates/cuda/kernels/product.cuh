@@ -27,7 +27,6 @@ __device__ __forceinline__ u32 pack_pair(float low, float high) {
     return F16 ? pack_f16(low, high) : pack_bf16(low, high);
 }
 
-
 struct Epilogue {
     const float* bias;
     const float* scale;

@@ -7,12 +7,14 @@
 use laneway_device::{DType, View, op};
 
 use super::Target;
-use super::kept::{FEW_ROWS, Kept, block_rows, blocked_at};
+use super::kept::{Kept, block_rows, blocked_at};
 use super::rows::silu_mul;
 use crate::launch::{Args, Launch};
 
 mod warpgroup;
 
+/// Rows of a batch that `gemm_few` takes: the columns of one matrix instruction.
+const FEW_ROWS: usize = 8;
 /// Outputs of a block of `gemm_many`.
 const BLOCK_OUTPUTS: usize = 128;
 /// Threads of every kernel here.
@@ -41,8 +43,9 @@ fn product(op: &op::Gemm, target: Target, out: &mut Vec<Launch>) {
     let splits = split_norm(op, target);
     let x_kept = Kept::of_view(&op.x, op.rows, k, target);
     let out_kept = Kept::of_view(&op.out, op.rows, op.out_width(), target);
-    if op.rows <= FEW_ROWS {
-        return out.push(few(op, (x_kept, 0), out_kept, narrow, splits));
+    // Even one row is faster by warpgroups, where its inputs lie for them or are normed in two parts.
+    if op.rows <= FEW_ROWS && x_kept != Kept::Blocked && !splits {
+        return out.push(few(op, (x_kept, 0), out_kept, narrow));
     }
     // A whole block's worth of gates must be followed by whole blocks.
     if op.gated.is_some() && !n.is_multiple_of(BLOCK_OUTPUTS) {
@@ -124,7 +127,7 @@ const MOST_SPLIT: usize = 2048;
 const SQUARES: usize = 64;
 
 /// Whether the norm in front is split over two products (see product.cuh). The number of rows does not decide it: it
-/// changes bits.
+/// changes bits. Warpgroup products take all of these.
 fn split_norm(op: &op::Gemm, target: Target) -> bool {
     op.norm.is_some()
         && splits_norm(
@@ -150,7 +153,7 @@ fn normed_in_parts(dtype: DType, width: usize, arch: u32) -> bool {
 /// Whether this product leaves what the split norm of the one behind begins with. All products of a stack have weights of
 /// one type.
 fn leaves_norm(op: &op::Gemm, target: Target) -> bool {
-    op.next.is_some() && op.rows > FEW_ROWS && normed_in_parts(op.w.packed.dtype(), op.w.n, target.arch)
+    op.next.is_some() && normed_in_parts(op.w.packed.dtype(), op.w.n, target.arch)
 }
 
 /// Where a split norm's sums of squares lie in its scratch: behind the rounded rows, which take half of it.
@@ -219,13 +222,7 @@ impl Narrow {
 }
 
 /// At most eight rows, norm and gate folded in. Of [`Kept::Blocked`] they may be a part, of a block of `pitch` rows.
-fn few(
-    op: &op::Gemm,
-    (x_kept, pitch): (Kept, usize),
-    out_kept: Kept,
-    narrow: Narrow,
-    split_norm: bool,
-) -> Launch {
+fn few(op: &op::Gemm, (x_kept, pitch): (Kept, usize), out_kept: Kept, narrow: Narrow) -> Launch {
     let tiles = op.w.n.div_ceil(16);
     let (gated, norm) = (op.gated.is_some(), op.norm.is_some());
     let kernel = match (gated, norm, narrow) {
@@ -255,7 +252,6 @@ fn few(
             .int(op.rows)
             .optional(op.norm.as_ref().map(|norm| &norm.weight))
             .float(op.norm.as_ref().map_or(0.0, |norm| norm.eps))
-            .int(usize::from(split_norm))
             .optional(op.bias.as_ref())
             .optional(op.scale.as_ref())
             .view(&op.out)
@@ -286,8 +282,7 @@ fn few_at_a_time(op: &op::Gemm, (x_kept, out_kept): (Kept, Kept), narrow: Narrow
             out: op.out.slice(first * width, rows * width),
             ..op.clone()
         };
-        // Of these shapes none is split.
-        out.push(few(&part, (x_kept, pitch), out_kept, narrow, false));
+        out.push(few(&part, (x_kept, pitch), out_kept, narrow));
     }
 }
 

@@ -22,8 +22,6 @@ pub(crate) enum Kept {
 
 /// Rows of a block; the last one of a view has as many as there are.
 pub(super) const ROW_BLOCK: usize = 64;
-/// Rows of a batch that need no blocks: the columns of one matrix instruction.
-pub(super) const FEW_ROWS: usize = 8;
 /// Widths of which the warpgroup products take any multiple: each of the eight segments is a whole number of fetches.
 const BLOCKED_WIDTH: usize = 1024;
 
@@ -44,7 +42,7 @@ impl Kept {
 
 /// Whether `[rows, width]` of 16 bits lies in blocks of rows.
 fn blocked(rows: usize, width: usize, arch: u32) -> bool {
-    arch == 90 && rows > FEW_ROWS && width.is_multiple_of(BLOCKED_WIDTH)
+    arch == 90 && rows > 0 && width.is_multiple_of(BLOCKED_WIDTH)
 }
 
 /// Rows of the block that has `row`.
@@ -63,11 +61,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_wide_16_bit_views_of_many_rows_lie_in_blocks_and_only_on_hopper() {
+    fn only_wide_16_bit_views_lie_in_blocks_and_only_on_hopper() {
         for (dtype, rows, width, arch, kept) in [
             (DType::Bf16, 9, 1024, 90, Kept::Blocked),
             (DType::F16, 300, 6144, 90, Kept::Blocked),
-            (DType::Bf16, 8, 1024, 90, Kept::Rows),
+            (DType::Bf16, 1, 1024, 90, Kept::Blocked),
             (DType::Bf16, 9, 1536, 90, Kept::Rows),
             (DType::Bf16, 9, 1024, 89, Kept::Rows),
             // Warpgroup products of 9.0 are in no later architecture.

@@ -107,10 +107,16 @@ fn products_go_by_warpgroups_where_their_inputs_lie_in_blocks() {
             ("gemm_many_16_1_bf16", Some(ROWS), ROWS),
         ),
         (
-            (8, 1024, 2048),
+            (1, 1024, 2048),
             (Bf16, Bf16),
             HOPPER,
-            ("gemm_few_bf16", Some(ROWS), ROWS),
+            ("gemm_warpgroup_64_16_4_bf16", None, BLOCKED),
+        ),
+        (
+            (8, 1024, 2048),
+            (Wide, Bf16),
+            HOPPER,
+            ("gemm_few_bf16", Some(F32), BLOCKED),
         ),
         (
             (9, 1024, 2048),
@@ -248,9 +254,7 @@ fn a_split_norm_is_begun_by_the_product_ahead_or_by_a_launch_of_its_own() {
     let warpgroups = "gemm_warpgroup_64_16_4_bf16";
     check(behind(9, 2048, 1024), &["prepare_norm_bf16", warpgroups]);
     check(prepared(behind(9, 2048, 1024)), &[warpgroups]);
-    // Few rows do it all at once, in the same order.
-    check(behind(8, 2048, 1024), &["gemm_few_norm_bf16"]);
-    check(prepared(behind(8, 2048, 1024)), &["gemm_few_norm_bf16"]);
+    check(behind(1, 2048, 1024), &["prepare_norm_bf16", warpgroups]);
     // Rows that are too wide, or odd, are normed in one piece whatever was prepared.
     check(prepared(behind(9, 1024, 3072)), &["rms_norm_bf16", warpgroups]);
     check(
@@ -267,13 +271,14 @@ fn a_split_norm_is_begun_by_the_product_ahead_or_by_a_launch_of_its_own() {
         followed(product(9, 1024, 40, Bf16, Wide)),
         &["gemm_any", "prepare_norm_bf16"],
     );
-    check(followed(product(8, 1024, 2048, Bf16, Wide)), &["gemm_few_bf16"]);
+    check(followed(product(1, 1024, 2048, Bf16, Wide)), &[warpgroups]);
+    check(
+        followed(product(1, 1024, 2048, Wide, Wide)),
+        &["gemm_few_bf16", "prepare_norm_bf16"],
+    );
     check(followed(product(9, 512, 2048, Bf16, Wide)), &[warpgroups]);
 
-    // The flag of few rows, and the addresses that the two halves share.
-    let few = &lowered(&behind(8, 2048, 1024), HOPPER)[0];
-    assert_eq!(arg(few, 9), 1, "{few:?}");
-    assert_eq!(arg(&lowered(&behind(8, 2048, 512), HOPPER)[0], 9), 0);
+    // The addresses that the two halves share.
     let op = followed(product(9, 1024, 2048, Bf16, Wide));
     let next = op.next.as_ref().unwrap();
     let ahead = &lowered(&op, HOPPER)[0];
