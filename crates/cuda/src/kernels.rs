@@ -55,6 +55,14 @@ pub(crate) const SOURCES: &[(&str, &str)] = &[
             include_str!("../kernels/attention.cu")
         ),
     ),
+    (
+        "attention_short",
+        concat!(
+            include_str!("../kernels/cache.cuh"),
+            "#line 1 \"attention_short.cu\"\n",
+            include_str!("../kernels/attention_short.cu")
+        ),
+    ),
     ("sample", include_str!("../kernels/sample.cu")),
     (
         "codec",

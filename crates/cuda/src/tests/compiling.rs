@@ -14,6 +14,7 @@ const REGISTERS: &[(&str, usize)] = &[
     ("sequence", 128),
     // Of heads that share no keys; the launch bounds of the others see to 128.
     ("attention", 184),
+    ("attention_short", 64),
     ("sample", 64),
     ("codec", 168),
     ("codec_any", 96),

@@ -11,6 +11,8 @@ use crate::lower::address;
 const CHUNK: usize = 16;
 /// Streams that a row's chunks are divided into at most.
 const MAX_STREAMS: usize = 16;
+/// Positions of a cache that are too few for matrix instructions.
+const SHORT: usize = 16;
 /// Warps of a block at least: some of them bring the row's own heads.
 const MIN_WARPS: usize = 4;
 /// Warps that a multiprocessor has registers for.
@@ -41,6 +43,8 @@ pub(super) enum Keys {
     /// Each warp in turn, as many streams as it loads at a time; `staging` floats of shared memory for one batch of
     /// keys and values of a warp, 0: they do not pass through it.
     Single { streams: usize, staging: usize },
+    /// All at once: there are no more than [`SHORT`].
+    Short,
 }
 
 macro_rules! form {
@@ -67,7 +71,10 @@ impl Form {
         let even = (heads / cache.kv_heads).is_multiple_of(2);
         let chunks = |warps| Keys::Chunks { warps };
         let single = |streams, staging| Keys::Single { streams, staging };
+        let short = !cache.ring && capacity(cache) <= SHORT;
         match (dtype, cache.head_dim, aligned, even) {
+            (DType::Bf16, 128, true, true) if short => form!("bf16_short", 2, Keys::Short),
+            (DType::F16, 128, true, true) if short => form!("f16_short", 2, Keys::Short),
             (DType::Bf16, 128, true, true) => form!("bf16_128_2", 2, chunks(16)),
             (DType::Bf16, 128, true, false) => form!("bf16_128_1", 1, chunks(8)),
             (DType::Bf16, 64, true, _) => form!("bf16_64_1", 1, chunks(16)),
@@ -120,6 +127,15 @@ impl Plan {
             Keys::Single { streams, staging } => {
                 Self::of_single(form, [streams, staging], cache.head_dim, units, keys, target)
             }
+            Keys::Short => Self {
+                form,
+                blocks: units,
+                warps: MIN_WARPS,
+                cluster: 1,
+                streams: 1,
+                depth: 0,
+                shared: 0,
+            },
         }
     }
 
@@ -193,6 +209,7 @@ impl Plan {
         match self.form.keys {
             Keys::Chunks { .. } => args.int(self.streams).int(self.cluster),
             Keys::Single { .. } => args.int(self.cluster).int(self.depth),
+            Keys::Short => args,
         }
     }
 
