@@ -54,6 +54,12 @@ impl Load {
     }
 }
 
+/// How far apart two cells are: by requests first.
+pub(super) fn distance(a: usize, b: usize) -> (usize, usize) {
+    let n = WIDTH.len() + 1;
+    ((a / n).abs_diff(b / n), (a % n).abs_diff(b % n))
+}
+
 /// The first value counts as it is.
 fn smooth(mean: &mut f64, value: f64, memory: f64) {
     *mean = if *mean == 0.0 {

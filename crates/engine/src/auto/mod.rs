@@ -9,14 +9,16 @@
 //!
 //! An arm that is not used is not measured, so it is tried from time to time: the worse it was, the more rarely,
 //! so that trying costs less than [`TRY_BUDGET`] of the time. Another arm is adopted only when it is better by
-//! [`MARGIN`], and flips are bounded by [`MAX_FLIPS`] a minute whatever happens.
+//! [`MARGIN`]. Looks at arms that are known are bounded by [`MAX_LOOKS`] flips a minute; a new load, whose arms are not,
+//! may take more, but no more than [`MAX_FLIPS`] whatever happens: an arm that was good for the load before may be
+//! hopeless for this one. What a cell does not know yet is guessed from the nearest one that does.
 
 mod cell;
 
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use cell::{Cell, Load, N_CELLS};
+use cell::{Cell, Load, N_CELLS, distance};
 
 /// The node on the chain.
 pub(crate) const ON_CHAIN: usize = 0;
@@ -42,8 +44,10 @@ const TRY_AFTER_CHANGE: Duration = Duration::from_secs(10);
 const UNSETTLED_STEPS: u32 = 8;
 /// Steps in a cell before anything is decided there.
 const DWELL_STEPS: u32 = 32;
+/// Flips in any minute behind which arms that are known are left alone.
+pub(crate) const MAX_LOOKS: usize = 12;
 /// Flips in any minute.
-pub(crate) const MAX_FLIPS: usize = 12;
+pub(crate) const MAX_FLIPS: usize = 48;
 const MINUTE: Duration = Duration::from_secs(60);
 
 /// One step that landed, and the arm that was in force all the while it ran.
@@ -227,7 +231,7 @@ impl Chooser {
         // The next arm that nobody knows is tried from here: one flip instead of two.
         if !moved
             && let Some(next) = self.due(cell, at, trying.home, self.arm)
-            && self.may_flip(2)
+            && self.may_flip(2, MAX_FLIPS)
             && !self.cells[cell].knows(next)
         {
             self.trying = Some(Try {
@@ -265,8 +269,8 @@ impl Chooser {
         self.cost(cell, self.arm)?;
         // Only a cell that was just entered is decided by what was known: in one, estimates drift past each other.
         if self.decided_in.replace(cell) != Some(cell) {
-            let best = self.best(cell, self.arm);
-            if best != self.arm && self.may_flip(1) {
+            let best = self.guess(cell).unwrap_or_else(|| self.best(cell, self.arm));
+            if best != self.arm && self.may_flip(1, MAX_FLIPS) {
                 if let Some(cost) = self.cost(cell, best) {
                     self.cells[cell].compared(cost);
                 }
@@ -274,7 +278,12 @@ impl Chooser {
             }
         }
         let next = self.due(cell, at, self.arm, self.arm)?;
-        if !self.may_flip(2) {
+        let most = if self.cells[cell].knows(next) {
+            MAX_LOOKS
+        } else {
+            MAX_FLIPS
+        };
+        if !self.may_flip(2, most) {
             return None;
         }
         self.trying = Some(Try {
@@ -285,6 +294,21 @@ impl Chooser {
             node_steps: 0,
         });
         Some(self.flip(at, cell, next, Reason::Try))
+    }
+
+    /// In a cell where no arm was looked at yet: what the nearest one says of this load, when the arm in use would be
+    /// hopeless.
+    fn guess(&self, cell: usize) -> Option<usize> {
+        let explored = |cell: &usize| (0..self.n_arms).any(|arm| self.cells[*cell].knows(arm));
+        if explored(&cell) {
+            return None;
+        }
+        let nearest = (0..N_CELLS)
+            .filter(explored)
+            .min_by_key(|&other| distance(cell, other))?;
+        let best = self.best(nearest, self.arm);
+        let hopeless = self.cost(nearest, self.arm)? > self.cost(nearest, best)? * HOPELESS;
+        hopeless.then_some(best)
     }
 
     /// The arm that costs least; `home` unless another is better by the margin.
@@ -321,9 +345,9 @@ impl Chooser {
             .min_by_key(|&arm| state.last_try(arm))
     }
 
-    /// Whether `n` more flips are within the bound.
-    fn may_flip(&self, n: usize) -> bool {
-        self.flips.len() + n <= MAX_FLIPS
+    /// Whether `n` more flips are within a bound.
+    fn may_flip(&self, n: usize, most: usize) -> bool {
+        self.flips.len() + n <= most
     }
 
     fn flip(&mut self, at: Duration, cell: usize, to: usize, reason: Reason) -> Flip {

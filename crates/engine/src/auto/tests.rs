@@ -352,6 +352,76 @@ fn a_load_that_never_rests_keeps_flips_bounded() {
     assert!(!replay.flips.is_empty());
 }
 
+/// One H200, 1.7B, milliseconds in which all callers advance by a frame: chain, lane, and the lane on 16, 32 and 64
+/// multiprocessors (`benches/results/*-arms-1.7b-*`; 16: from what `auto` did when it was stuck there). With few callers
+/// all lanes are as good; with many the small ones cannot keep up.
+fn partitions(requests: usize) -> Row {
+    let (chain, lanes) = match requests {
+        1 => (2.97, [(2.88, 0.12), (2.88, 0.82), (2.88, 0.45), (2.88, 0.22)]),
+        32 => (4.98, [(4.69, 2.1), (3.2, 9.99), (4.9, 4.5), (4.5, 2.3)]),
+        _ => (10.26, [(10.65, 6.5), (3.2, 39.4), (6.5, 17.3), (10.08, 9.0)]),
+    };
+    let of = |(chain, node): (f64, f64), node_steps| Cost {
+        beside: chain,
+        alone: chain,
+        node,
+        node_steps,
+    };
+    let node_steps = 0.48_f64.min(requests as f64 / 8.0);
+    let on_chain = of((chain * 0.76, chain * 0.24), node_steps);
+    let on_lanes = lanes.map(|lane| of(lane, node_steps));
+    Row {
+        requests,
+        arms: std::iter::once(on_chain).chain(on_lanes).collect(),
+    }
+}
+
+#[test]
+fn a_load_that_grows_does_not_keep_an_arm_that_only_a_small_one_can_afford() {
+    for seed in 0..32 {
+        let mut replay = Replay::new(5, 0.04, seed);
+        // Callers come one by one: looking at every arm for each number of them takes all the looks of a minute.
+        for requests in [1, 2, 3, 4, 6] {
+            let few = partitions(1);
+            let arms = few.arms.iter().map(|cost| Cost {
+                node: cost.node * requests as f64,
+                ..*cost
+            });
+            let arms = arms.collect();
+            replay.run(&Row { requests, arms }, 4.0);
+        }
+        for requests in [32, 128] {
+            let row = partitions(requests);
+            let first = replay.run(&row, 8.0);
+            assert!(
+                first.loss() < 0.35,
+                "seed {seed}: {:.0} % over at first",
+                first.loss() * 1e2
+            );
+            let steady = replay.run(&row, 12.0);
+            assert!(
+                steady.loss() <= LOSS,
+                "seed {seed}, {requests} callers: {:.1} % over the best arm\n{:?}",
+                steady.loss() * 1e2,
+                replay.flips
+            );
+        }
+        replay.assert_flips_are_bounded();
+    }
+}
+
+#[test]
+fn a_new_load_begins_on_the_arm_that_the_nearest_one_speaks_for() {
+    let small = partitions(1);
+    let mut replay = Replay::new(5, 0.02, 3);
+    replay.run(&small, 20.0);
+    replay.chooser.arm = 2;
+    let row = partitions(32);
+    replay.run(&row, 0.7);
+    let flip = replay.flips.last().expect("it cannot stay");
+    assert_eq!((flip.from, flip.reason), (2, Reason::Load), "{flip:?}");
+}
+
 /// A neighbour on the device, another clock: what was best is no longer.
 #[test]
 fn costs_that_change_are_found_out() {
