@@ -303,17 +303,20 @@ __device__ __forceinline__ void conv_ring(const float* x, const bf16_t* w, const
                          : "memory");
         product_fence();
 #pragma unroll
-        for (int i = 0; i < RING_STEPS; ++i)
+        for (int i = 0; i < RING_STEPS; ++i) {
 #pragma unroll
             for (int u = 0; u < UNITS; ++u)
                 product(acc[u], a[set][i], rows + (u32)(2 * i * step + u * run), i == 0 ? more : 1);
+            // Behind a product, which has waited for the loads: till then they are merely on their way, and an arrival
+            // overtakes them. (It did: now and then the next weights came before the last loads were served. Behind the
+            // fence alone the assembler puts the arrival ahead of it, and behind all products registers run short.)
+            if (i == RING_STEPS - 2) {
+                __syncwarp();
+                if (lane < down) barrier_arrive_at(stage_empty + stage_turn.at * 8, lane * across + mine);
+                stage_turn.next(cut.stages);
+            }
+        }
         product_commit();
-        // Behind the products, which have waited for the loads: those are merely on their way until their registers are
-        // read, and the arrival overtakes them. Then the next weights came before the last loads were served, once in
-        // some ten million stages.
-        __syncwarp();
-        if (lane < down) barrier_arrive_at(stage_empty + stage_turn.at * 8, lane * across + mine);
-        stage_turn.next(cut.stages);
         product_wait<1>();
     };
 

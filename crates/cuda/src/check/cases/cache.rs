@@ -32,6 +32,8 @@ pub(super) struct Shape {
     pub(super) page_size: usize,
     /// One block a sequence, positions wrap round.
     pub(super) ring: bool,
+    /// The table has no more cells than the longest sequence needs.
+    pub(super) exact: bool,
     pub(super) window: Option<usize>,
     pub(super) pool: DType,
     /// Of what attention hands on.
@@ -46,6 +48,7 @@ pub(super) const TALKER: Shape = Shape {
     norm: true,
     page_size: 32,
     ring: false,
+    exact: false,
     window: None,
     pool: DType::F32,
     out: DType::F32,
@@ -54,6 +57,7 @@ pub(super) const TALKER: Shape = Shape {
 
 pub(super) const PREDICTOR: Shape = Shape {
     page_size: 16,
+    exact: true,
     ..TALKER
 };
 
@@ -166,8 +170,8 @@ impl Cache {
             true => 1,
             false => positions.div_ceil(shape.page_size),
         };
-        let blocks_per_sequence =
-            room.iter().map(|r| pages(*r)).max().unwrap_or(1).max(1) + usize::from(!shape.ring);
+        let blocks_per_sequence = room.iter().map(|r| pages(*r)).max().unwrap_or(1).max(1)
+            + usize::from(!shape.ring && !shape.exact);
         let needed: usize = room.iter().map(|r| pages(*r)).sum();
         // One block belongs to nobody: tables name it where a sequence has no page.
         let blocks = random.choose(needed + 1, needed + 1);

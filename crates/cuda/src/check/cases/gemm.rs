@@ -136,6 +136,7 @@ const SMALL: &[Shape] = &[
     biased(130, 100, Activation::Silu),
     gated(96, 56),
     gated(10, 9),
+    gated(64, 48),
     Shape {
         gated: true,
         ..plain(64, 48)

@@ -94,6 +94,7 @@ pub(super) fn cases(context: &Context, out: &mut Vec<Case>) {
                 decode_cases(narrow(TINY), short, out);
                 if !small(context) {
                     decode_cases(narrow(TALKER), long, out);
+                    decode_cases(narrow(PREDICTOR), within, out);
                     decode_cases(narrow(CODEC), streamed, out);
                 }
             }

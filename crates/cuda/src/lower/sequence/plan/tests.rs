@@ -127,7 +127,18 @@ fn heads_of_any_shape_find_a_form() {
     assert_eq!(of(&shifted), form!("f32_any", 1, any()), "nor there");
 
     let chunks = || Keys::Chunks { warps: 16 };
-    assert_eq!(of(&half(1, 8, 128)), form!("bf16_128_2", 2, chunks()));
+    assert_eq!(of(&half(2, 8, 128)), form!("bf16_128_2", 2, chunks()));
+    assert_eq!(of(&half(1, 8, 128)), form!("bf16_short", 2, Keys::Short));
+    let mut ring = half(1, 8, 128);
+    ring.ring = true;
+    assert_eq!(
+        of(&ring),
+        form!("bf16_128_2", 2, chunks()),
+        "what wraps round has any positions"
+    );
+    let mut long = half(1, 8, 128);
+    long.page_size += 1;
+    assert_eq!(of(&long), form!("bf16_128_2", 2, chunks()), "17 keys");
     assert_eq!(
         of(&half(1, 16, 128)),
         form!("bf16_128_1", 1, Keys::Chunks { warps: 8 })
