@@ -112,6 +112,9 @@ impl Choices {
     }
 }
 
+/// Samples, and the windows that they came in, by frames: first, how many.
+type Spoken = (Vec<f32>, Vec<(u32, u32)>);
+
 struct Speaker {
     handle: EngineHandle,
     model: Arc<Qwen3Tts>,
@@ -119,7 +122,7 @@ struct Speaker {
 }
 
 impl Speaker {
-    fn speak(&self, text: usize, frames: u32) -> anyhow::Result<(Vec<f32>, Vec<(u32, u32)>)> {
+    fn speak(&self, text: usize, frames: u32) -> anyhow::Result<Spoken> {
         let input = SpeechInput {
             text: TEXTS[text].to_owned(),
             voice: self.model.requests().voices().next().map(str::to_owned),
@@ -276,13 +279,7 @@ fn compare(sound: &[f32], alone: &[f32], (text, rows, frames): (usize, usize, u3
     if first.is_none() && !missing {
         return None;
     }
-    let last = sound
-        .iter()
-        .zip(alone)
-        .enumerate()
-        .filter(|(_, pair)| differs(*pair))
-        .map(|(i, _)| i)
-        .last();
+    let last = sound.iter().zip(alone).rposition(differs);
     Some(Difference {
         text,
         rows,

@@ -130,7 +130,7 @@ impl Data {
     }
 
     /// What [`Data::to_blocks`] was made of.
-    pub(crate) fn from_blocks(&self, width: usize) -> Data {
+    pub(crate) fn out_of_blocks(&self, width: usize) -> Data {
         self.moved(
             |row, rows, column| (blocked_at(row, rows, column, width), row * width + column),
             width,

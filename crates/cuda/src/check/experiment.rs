@@ -303,7 +303,7 @@ impl Experiment {
             (_, Some(view)) => {
                 let data = rig.download(view)?;
                 Ok(Some(match operand.in_blocks(self.rows, rig) {
-                    Some(width) => data.from_blocks(width),
+                    Some(width) => data.out_of_blocks(width),
                     None => data,
                 }))
             }
