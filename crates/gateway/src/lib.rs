@@ -26,6 +26,7 @@ mod readable;
 mod relay;
 mod riva;
 mod routing;
+mod samples;
 mod sentences;
 mod server;
 mod session;
