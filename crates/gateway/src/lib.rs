@@ -16,6 +16,8 @@ mod discovery;
 mod drain;
 mod encode;
 mod facts;
+#[cfg(any(test, feature = "fuzzing"))]
+pub mod fuzzing;
 mod health;
 mod http;
 mod keys;
