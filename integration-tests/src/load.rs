@@ -68,15 +68,24 @@ pub struct Measured {
 impl Measured {
     /// The latency that so many of a hundred chunks do not exceed.
     pub fn percentile_us(&self, percent: f64) -> u64 {
-        let last = self.latencies_us.len().saturating_sub(1);
-        let index = (last as f64 * percent / 100.0).round() as usize;
-        self.latencies_us.get(index).copied().unwrap_or(u64::MAX)
+        percentile_us(&self.latencies_us, percent)
     }
 
     /// Chunks that a core passes on in a second.
     pub fn chunks_per_core_second(&self) -> f64 {
         self.latencies_us.len() as f64 / self.cpu.as_secs_f64()
     }
+}
+
+/// What a burst became.
+#[derive(Debug, Clone)]
+pub struct Burst {
+    /// Callers who were admitted.
+    pub n_admitted: usize,
+    /// Of the chunks that those heard, ascending, microseconds.
+    pub latencies_us: Vec<u64>,
+    /// How long the others waited for their refusal, ascending.
+    pub refused: Vec<Duration>,
 }
 
 /// A gateway with a fake worker behind it.
@@ -97,21 +106,30 @@ impl Front {
     /// # Errors
     /// The machine does not allow the load, or a process does not start.
     pub async fn serving(load: Load, n_connections: usize) -> anyhow::Result<Self> {
+        Self::serving_with(load, n_connections, &[]).await
+    }
+
+    /// The same with more flags for the gateway.
+    ///
+    /// # Errors
+    /// As [`Front::serving`].
+    pub async fn serving_with(load: Load, n_connections: usize, flags: &[&str]) -> anyhow::Result<Self> {
         open_files::make_room(n_connections as u64 + load.streams as u64 + OTHER_FILES)?;
-        let flags = [
+        let speech = [
             ("--frames", callers::frames(load).to_string()),
             ("--chunk-frames", load.chunk_frames.to_string()),
             ("--chunk-ms", load.pause.as_millis().to_string()),
             ("--first-chunk-ms", "0".into()),
         ];
-        let flags: Vec<&str> = flags
+        let speech: Vec<&str> = speech
             .iter()
             .flat_map(|(name, value)| [*name, value.as_str()])
             .collect();
-        let worker = Process::start("fake-worker", &flags)?;
+        let worker = Process::start("fake-worker", &speech)?;
         let worker_at = worker.address()?;
         let uri = format!("http://{worker_at}");
-        let gateway = Process::start("laneway-gateway", &["--listen", "127.0.0.1:0", "--worker", &uri])?;
+        let own = ["--listen", "127.0.0.1:0", "--worker", &uri];
+        let gateway = Process::start("laneway-gateway", &[&own, flags].concat())?;
         let gateway_at = gateway.address()?;
         client::until(gateway_at, ServingStatus::Serving).await?;
         Ok(Front {
@@ -126,6 +144,22 @@ impl Front {
     /// Where the gateway listens.
     pub fn address(&self) -> SocketAddr {
         self.gateway_at
+    }
+
+    /// Let so many callers ask at once for a stream of the load each.
+    ///
+    /// # Errors
+    /// One was neither admitted nor refused, or its stream failed.
+    pub async fn burst(&self, n_callers: usize) -> anyhow::Result<Burst> {
+        let answered = callers::burst(self.gateway_at, n_callers, callers::frames(self.load)).await?;
+        let chunks = answered.admitted.iter().flat_map(|heard| &heard.latencies_us);
+        let mut latencies_us: Vec<u64> = chunks.copied().collect();
+        latencies_us.sort_unstable();
+        Ok(Burst {
+            n_admitted: answered.admitted.len(),
+            latencies_us,
+            refused: answered.refused,
+        })
     }
 
     /// Let the load's listeners listen, and measure.
@@ -156,6 +190,13 @@ impl Front {
             peak_resident_bytes,
         })
     }
+}
+
+/// The value that so many of a hundred do not exceed, of ascending ones.
+pub fn percentile_us(ascending: &[u64], percent: f64) -> u64 {
+    let last = ascending.len().saturating_sub(1);
+    let index = (last as f64 * percent / 100.0).round() as usize;
+    ascending.get(index).copied().unwrap_or(u64::MAX)
 }
 
 /// Time of processors that a process has taken.

@@ -3,9 +3,10 @@
 use crate::flac::Flac;
 use crate::mp3::Mp3;
 use crate::opus::Opus;
+use crate::pcm::append_s16le;
 use crate::resample::Resampler;
 use crate::stretch::Stretcher;
-use crate::{WavLength, s16_from_f32, wav_header};
+use crate::{WavLength, wav_header};
 
 /// What a stream of samples is written as. All of them can be played while they arrive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -181,6 +182,23 @@ impl AudioEncoder {
         self.write(samples, out)
     }
 
+    /// As [`AudioEncoder::push`], of samples that lie as little-endian bytes. Where only their format changes they are
+    /// read there and written once.
+    ///
+    /// # Errors
+    /// As [`AudioEncoder::push`].
+    pub fn push_le(&mut self, samples: &[[u8; 4]], out: &mut Vec<u8>) -> Result<(), EncodeError> {
+        let floats = samples.iter().map(|sample| f32::from_le_bytes(*sample));
+        let is_s16 = matches!(self.writer, Writer::S16 | Writer::Wav { .. });
+        if !is_s16 || self.stretcher.is_some() || self.resampler.is_some() {
+            return self.push(&floats.collect::<Vec<_>>(), out);
+        }
+        self.n_samples += samples.len() as u64;
+        self.begin_s16(samples.len(), out);
+        append_s16le(floats, out);
+        Ok(())
+    }
+
     /// The stream ends: append the rest. Bytes without any sample are still a file of their format.
     ///
     /// # Errors
@@ -205,25 +223,27 @@ impl AudioEncoder {
         }
     }
 
+    /// Make room for so many samples, and write what goes before the first of a stream.
+    fn begin_s16(&mut self, n_samples: usize, out: &mut Vec<u8>) {
+        let header = match &mut self.writer {
+            Writer::Wav { sample_rate, begun } => {
+                let is_first = !std::mem::replace(begun, true);
+                is_first.then(|| wav_header(*sample_rate, 1, WavLength::Streamed))
+            }
+            _ => None,
+        };
+        out.reserve_exact(n_samples * 2 + header.map_or(0, |header| header.len()));
+        out.extend(header.into_iter().flatten());
+    }
+
     fn write(&mut self, samples: &[f32], out: &mut Vec<u8>) -> Result<(), EncodeError> {
         self.n_samples += samples.len() as u64;
-        let write_s16 = |out: &mut Vec<u8>| {
-            out.reserve(samples.len() * 2);
-            out.extend(
-                samples
-                    .iter()
-                    .flat_map(|sample| s16_from_f32(*sample).to_le_bytes()),
-            );
-        };
         match &mut self.writer {
-            Writer::S16 => write_s16(out),
-            Writer::F32 => out.extend(samples.iter().flat_map(|sample| sample.to_le_bytes())),
-            Writer::Wav { sample_rate, begun } => {
-                if !std::mem::replace(begun, true) {
-                    out.extend_from_slice(&wav_header(*sample_rate, 1, WavLength::Streamed));
-                }
-                write_s16(out);
+            Writer::S16 | Writer::Wav { .. } => {
+                self.begin_s16(samples.len(), out);
+                append_s16le(samples.iter().copied(), out);
             }
+            Writer::F32 => out.extend(samples.iter().flat_map(|sample| sample.to_le_bytes())),
             Writer::Flac(flac) => flac.push(samples, out)?,
             Writer::Opus(opus) => opus.push(samples, out)?,
             Writer::Mp3(mp3) => mp3.push(samples, out)?,

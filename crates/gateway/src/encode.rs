@@ -4,6 +4,8 @@ use bytes::Bytes;
 use laneway_audio::{AudioEncoder, AudioSpec, EncodeError, Encoding};
 use laneway_proto::v1;
 
+use crate::samples::Samples;
+
 /// Formats that are served, by their name on the wire.
 pub(crate) const FORMATS: [(v1::AudioFormat, Encoding); 6] = [
     (v1::AudioFormat::PcmS16le, Encoding::PcmS16le),
@@ -35,7 +37,7 @@ pub(crate) struct Encoder {
 
 /// Samples or the end of them.
 enum Input {
-    Samples(Vec<f32>),
+    Samples(Samples),
     End,
 }
 
@@ -60,15 +62,15 @@ impl Encoder {
         self.state.as_ref().map_or(0, AudioEncoder::n_samples)
     }
 
-    /// The next chunk, which may be empty while a block fills. `payload` is `samples` as they came: floats that
-    /// nothing changes go through uncopied.
+    /// The next chunk, which may be empty while a block fills. Floats that nothing changes go through uncopied;
+    /// everything else is written once, from where the samples lie.
     ///
     /// # Errors
     /// A library failed, which is a fault of ours.
-    pub(crate) async fn chunk(&mut self, samples: Vec<f32>, payload: Bytes) -> Result<Bytes, EncodeError> {
+    pub(crate) async fn chunk(&mut self, samples: Samples) -> Result<Bytes, EncodeError> {
         if let Some(state) = self.state.as_mut().filter(|state| state.passes_through()) {
             state.passed(samples.len());
-            return Ok(payload);
+            return Ok(samples.into_bytes());
         }
         self.run(Input::Samples(samples)).await
     }
@@ -87,7 +89,7 @@ impl Encoder {
         let work = move || {
             let mut out = Vec::new();
             match input {
-                Input::Samples(samples) => state.push(&samples, &mut out),
+                Input::Samples(samples) => state.push_le(samples.little_endian(), &mut out),
                 Input::End => state.finish(&mut out),
             }?;
             Ok((state, out))
@@ -124,8 +126,8 @@ mod tests {
         let mut encoder = Encoder::new(spec, 24_000).unwrap();
         let mut chunks = Vec::new();
         for samples in [[0.0, 1.0], [-1.0, 0.5]] {
-            let payload = samples_to_bytes(&samples);
-            chunks.push(encoder.chunk(samples.to_vec(), payload).await.unwrap());
+            let samples = Samples::new(samples_to_bytes(&samples)).unwrap();
+            chunks.push(encoder.chunk(samples).await.unwrap());
         }
         assert_eq!(encoder.n_samples(), 4);
         chunks.push(encoder.finish().await.unwrap());
@@ -154,6 +156,41 @@ mod tests {
             (0xff, 0xe0),
             "a frame starts with its sync word"
         );
+    }
+
+    /// What a chunk of so many samples becomes, and where it lies.
+    async fn chunk_of(encoding: Encoding, samples: &Bytes) -> Bytes {
+        let spec = AudioSpec {
+            encoding,
+            sample_rate: 24_000,
+            speed: 1.0,
+        };
+        let mut encoder = Encoder::new(spec, 24_000).unwrap();
+        let samples = Samples::new(samples.clone()).unwrap();
+        encoder.chunk(samples).await.unwrap()
+    }
+
+    #[tokio::test]
+    async fn audio_is_copied_once_at_most() {
+        // Not at the start of its buffer, as a message's bytes never are.
+        let buffer = Bytes::from(vec![0; 4 * 1920 + 1]);
+        let samples = buffer.slice(1..);
+        let floats = chunk_of(Encoding::PcmF32le, &samples).await;
+        assert_eq!(
+            floats.as_ptr(),
+            samples.as_ptr(),
+            "they are passed on where they lie"
+        );
+        for encoding in [Encoding::PcmS16le, Encoding::Wav] {
+            let s16 = chunk_of(encoding, &samples).await;
+            let n_bytes = s16.len();
+            let written = s16.try_into_mut().unwrap();
+            assert_eq!(
+                (written.len(), written.capacity()),
+                (n_bytes, n_bytes),
+                "{encoding:?} is written once, into as much as it takes"
+            );
+        }
     }
 
     #[test]

@@ -16,6 +16,8 @@ mod discovery;
 mod drain;
 mod encode;
 mod facts;
+#[cfg(any(test, feature = "fuzzing"))]
+pub mod fuzzing;
 mod health;
 mod http;
 mod keys;
@@ -26,6 +28,7 @@ mod readable;
 mod relay;
 mod riva;
 mod routing;
+mod samples;
 mod sentences;
 mod server;
 mod session;

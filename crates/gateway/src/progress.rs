@@ -57,7 +57,8 @@ impl Progress {
     }
 
     /// Take in a chunk that is passed on `now`.
-    pub(crate) fn chunk(&mut self, samples: &[f32], now: Instant) {
+    pub(crate) fn chunk(&mut self, mut samples: impl ExactSizeIterator<Item = f32>, now: Instant) {
+        let n_samples = samples.len() as u64;
         let since = now - self.arrived;
         if self.first_audio.is_none() {
             self.first_audio = Some(since);
@@ -70,14 +71,14 @@ impl Progress {
             metrics::histogram!(metric::GATEWAY_CHUNK_INTERVAL).record(now - last);
         }
         if self.first_audible.is_none()
-            && let Some(index) = samples.iter().position(|sample| sample.abs() >= AUDIBLE)
+            && let Some(index) = samples.position(|sample| sample.abs() >= AUDIBLE)
         {
             let audible = self.heard_at(self.samples + index as u64, since);
             self.first_audible = Some(audible);
             metrics::histogram!(metric::GATEWAY_TTFA_AUDIBLE).record(audible);
         }
-        self.samples += samples.len() as u64;
-        metrics::counter!(metric::GATEWAY_AUDIO_SAMPLES).increment(samples.len() as u64);
+        self.samples += n_samples;
+        metrics::counter!(metric::GATEWAY_AUDIO_SAMPLES).increment(n_samples);
     }
 
     /// A listener who plays from the first chunk on hears a sample when its chunk is there and everything
@@ -110,10 +111,10 @@ mod tests {
         let arrived = Instant::now();
         let mut progress = Progress::new(arrived, 1000);
         assert!(!progress.begun());
-        progress.chunk(&[0.0; 100], arrived + 50 * MS);
+        progress.chunk([0.0; 100].into_iter(), arrived + 50 * MS);
         let mut second = [0.0; 100];
         second[30] = -0.5;
-        progress.chunk(&second, arrived + 70 * MS);
+        progress.chunk(second.into_iter(), arrived + 70 * MS);
         let timings = progress.timings(arrived + 90 * MS);
         assert_eq!(timings.first_audio_us, 50_000);
         assert_eq!(
@@ -129,8 +130,8 @@ mod tests {
     fn a_late_chunk_is_heard_when_it_comes() {
         let arrived = Instant::now();
         let mut progress = Progress::new(arrived, 1000);
-        progress.chunk(&[0.0; 10], arrived);
-        progress.chunk(&[1.0; 10], arrived + 500 * MS);
+        progress.chunk([0.0; 10].into_iter(), arrived);
+        progress.chunk([1.0; 10].into_iter(), arrived + 500 * MS);
         assert_eq!(progress.timings(arrived).first_audible_us, Some(500_000));
         assert_eq!(progress.underrun, 490 * MS, "10 ms of sound were there");
     }

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use laneway_audio::EncodeError;
-use laneway_proto::{ErrorCode, Failure, RequestId, WorkerId, samples_from_bytes, v1};
+use laneway_proto::{ErrorCode, Failure, RequestId, WorkerId, v1};
 use laneway_telemetry::{metric, propagation};
 use tokio::time::Instant;
 use tokio_util::task::AbortOnDropHandle;
@@ -26,6 +26,7 @@ use crate::delivery::{Delivery, Last, Message, Taken};
 use crate::encode::{Encoder, wire_format};
 use crate::progress::Progress;
 use crate::routing::{Assignment, RETRY_AFTER, Router, overloaded};
+use crate::samples::Samples;
 use crate::validate::Checked;
 
 /// Most times that one request is tried: one that brings its worker down must not bring them all down.
@@ -351,7 +352,7 @@ impl State {
     }
 
     async fn audio(&mut self, audio: v1::WorkerAudio, assignment: &Assignment) -> Result<(), Failed> {
-        let samples = match samples_from_bytes(&audio.samples) {
+        let samples = match Samples::new(audio.samples) {
             Ok(samples) if audio.sample_offset == self.progress.samples() => samples,
             Ok(_) => return Err(broken(assignment, "audio is not in order")),
             Err(error) => return Err(broken(assignment, &error.to_string())),
@@ -359,11 +360,11 @@ impl State {
         if samples.is_empty() {
             return Ok(());
         }
-        self.progress.chunk(&samples, Instant::now());
+        self.progress.chunk(samples.iter(), Instant::now());
         let sample_offset = self.encoder.n_samples();
         let audio = self
             .encoder
-            .chunk(samples, audio.samples)
+            .chunk(samples)
             .await
             .map_err(|error| Failed::Here(not_encoded(&error)))?;
         self.send_audio(sample_offset, audio)

@@ -15,7 +15,7 @@ use std::pin::Pin;
 use std::time::Duration;
 
 use futures::{FutureExt as _, Stream, StreamExt as _};
-use laneway_proto::{ErrorCode, Failure, samples_from_bytes, v1};
+use laneway_proto::{ErrorCode, Failure, v1};
 use tokio::time::Instant;
 use tonic::Status;
 use v1::synthesize_response::Event as Heard;
@@ -24,12 +24,12 @@ use crate::admission::{Signal, Ticket};
 use crate::delivery::Delivery;
 use crate::encode::{Encoder, wire_format};
 use crate::relay::{self, Ended, Interrupt, cut, sleep_until};
+use crate::samples::Samples;
 use crate::sentences::Sentences;
 use crate::validate;
 
-use shape::Speech;
-pub(crate) use shape::{Said, Shape};
-use told::Told;
+pub(crate) use shape::{Said, Shape, Speech};
+pub(crate) use told::Told;
 pub(crate) use utterance::Voice;
 use utterance::{News, Utterance};
 
@@ -484,8 +484,7 @@ impl<M: Shape> Session<M> {
 
     async fn chunk(&mut self, chunk: v1::AudioChunk) -> Result<(), Failure> {
         self.announce();
-        let mut payload = chunk.audio;
-        let mut samples = samples_from_bytes(&payload).map_err(|_| Failure::internal())?;
+        let mut samples = Samples::new(chunk.audio).map_err(|_| Failure::internal())?;
         let left = self.config.voice.max_frames().map(|most| {
             let most = u64::from(most) * u64::from(self.config.voice.model().samples_per_frame);
             most.saturating_sub(self.told.model_samples())
@@ -494,10 +493,9 @@ impl<M: Shape> Session<M> {
         let at_end = left.is_some_and(|left| left <= samples.len() as u64);
         if let Some(left) = left {
             samples.truncate(usize::try_from(left).unwrap_or(usize::MAX));
-            payload.truncate(samples.len() * size_of::<f32>());
         }
         if !samples.is_empty()
-            && let Some(chunk) = self.told.chunk(samples, payload).await?
+            && let Some(chunk) = self.told.chunk(samples).await?
         {
             self.say(Said::Chunk(chunk));
         }

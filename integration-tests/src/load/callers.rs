@@ -1,6 +1,7 @@
 //! Callers who listen, and when each chunk was there.
 
 use std::net::SocketAddr;
+use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use laneway_proto::v1;
@@ -8,12 +9,16 @@ use laneway_proto::v1::speech_client::SpeechClient;
 use laneway_proto::v1::worker_client::WorkerClient;
 use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::net::TcpStream;
+use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
-use tonic::transport::Endpoint;
+use tonic::transport::{Channel, Endpoint};
 
 use super::{Listener, Load};
 use crate::{PATIENCE, client, stamp};
+
+/// Callers of a burst who share a connection.
+const CALLERS_PER_CONNECTION: usize = 32;
 
 /// Milliseconds of a frame.
 const FRAME_MS: u128 = 80;
@@ -47,7 +52,7 @@ pub(super) async fn listen(address: SocketAddr, listener: Listener, load: Load) 
         listeners.spawn(async move {
             tokio::time::sleep(delay).await;
             match listener {
-                Listener::Grpc(format) => grpc(address, format, frames).await,
+                Listener::Grpc(format) => grpc(connect(address).await?, format, frames).await,
                 Listener::Http => http(address, frames, load.chunk_frames).await,
                 Listener::Worker => worker(address, format!("stream-{index}.0")).await,
             }
@@ -61,6 +66,51 @@ pub(super) async fn listen(address: SocketAddr, listener: Listener, load: Load) 
     }
     all.latencies_us.sort_unstable();
     Ok(all)
+}
+
+/// What became of a burst.
+#[derive(Debug, Default)]
+pub(super) struct Answered {
+    /// What those heard who were admitted.
+    pub(super) admitted: Vec<Heard>,
+    /// How long each other one waited for its refusal.
+    pub(super) refused: Vec<Duration>,
+}
+
+/// Callers who all ask at the same moment, over a few connections that are there already.
+pub(super) async fn burst(address: SocketAddr, n_callers: usize, frames: u32) -> anyhow::Result<Answered> {
+    let mut channels = Vec::new();
+    for _ in 0..n_callers.div_ceil(CALLERS_PER_CONNECTION) {
+        channels.push(connect(address).await?);
+    }
+    let mut callers = JoinSet::new();
+    let gate = watch::Sender::new(false);
+    for index in 0..n_callers {
+        let channel = channels[index % channels.len()].clone();
+        let mut gate = gate.subscribe();
+        callers.spawn(async move {
+            // The sender is there until all have ended.
+            let _ = gate.wait_for(|open| *open).await;
+            let asked = Instant::now();
+            match grpc(channel, v1::AudioFormat::PcmS16le, frames).await {
+                Ok(heard) => Ok(Ok(heard)),
+                Err(error) => match error.downcast_ref::<tonic::Status>().map(tonic::Status::code) {
+                    Some(tonic::Code::ResourceExhausted) => Ok(Err(asked.elapsed())),
+                    _ => Err(error),
+                },
+            }
+        });
+    }
+    gate.send_replace(true);
+    let mut answered = Answered::default();
+    while let Some(outcome) = callers.join_next().await {
+        match outcome.context("a caller died")?? {
+            Ok(heard) => answered.admitted.push(heard),
+            Err(waited) => answered.refused.push(waited),
+        }
+    }
+    answered.refused.sort_unstable();
+    Ok(answered)
 }
 
 /// Frames of a stream that goes on for as long as the load does.
@@ -81,7 +131,12 @@ async fn within<T>(work: impl Future<Output = Result<T, tonic::Status>>) -> anyh
         .context("nothing came for too long")??)
 }
 
-async fn grpc(address: SocketAddr, format: v1::AudioFormat, frames: u32) -> anyhow::Result<Heard> {
+async fn connect(address: SocketAddr) -> anyhow::Result<Channel> {
+    let endpoint = Endpoint::from_shared(format!("http://{address}"))?;
+    endpoint.connect().await.context("connect")
+}
+
+async fn grpc(channel: Channel, format: v1::AudioFormat, frames: u32) -> anyhow::Result<Heard> {
     use v1::synthesize_response::Event;
     let read = match format {
         v1::AudioFormat::PcmF32le => stamp::of_f32le,
@@ -91,9 +146,6 @@ async fn grpc(address: SocketAddr, format: v1::AudioFormat, frames: u32) -> anyh
         format: format.into(),
         ..client::request("Hello there.", 1)
     };
-    let channel = Endpoint::from_shared(format!("http://{address}"))?
-        .connect()
-        .await?;
     let mut speech = SpeechClient::new(channel);
     let mut events = within(speech.synthesize(request)).await?.into_inner();
     let mut heard = Heard::default();
@@ -119,10 +171,7 @@ async fn worker(address: SocketAddr, id: String) -> anyhow::Result<Heard> {
         request_id: id,
         ..Default::default()
     };
-    let channel = Endpoint::from_shared(format!("http://{address}"))?
-        .connect()
-        .await?;
-    let mut worker = WorkerClient::new(channel);
+    let mut worker = WorkerClient::new(connect(address).await?);
     let mut events = within(worker.synthesize(request)).await?.into_inner();
     let mut heard = Heard::default();
     loop {
@@ -172,8 +221,6 @@ async fn http(address: SocketAddr, frames: u32, chunk_frames: u32) -> anyhow::Re
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
 
     #[test]

@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use laneway_integration_tests::load::{Front, IdleCallers, Listener, Load, Measured};
+use laneway_integration_tests::load::{Front, IdleCallers, Listener, Load, Measured, percentile_us};
 use laneway_proto::v1;
 
 /// What a build is held to.
@@ -21,6 +21,10 @@ struct Bounds {
     own_bytes: u64,
     /// What the gateway may add to a chunk's latency, 99 times of 100.
     added: Option<Duration>,
+    /// Streams that the gateway is told to take in a burst.
+    places: usize,
+    /// Until the last of those is refused who find no place.
+    refused_within: Duration,
 }
 
 const BOUNDS: Bounds = if cfg!(debug_assertions) {
@@ -32,16 +36,20 @@ const BOUNDS: Bounds = if cfg!(debug_assertions) {
         stream_bytes: 1 << 20,
         own_bytes: 96 << 20,
         added: None,
+        places: 20,
+        refused_within: Duration::from_secs(2),
     }
 } else {
     Bounds {
         idle: 2000,
         streams: 200,
-        length: Duration::from_secs(20),
+        length: Duration::from_secs(12),
         idle_bytes: 64 << 10,
         stream_bytes: 512 << 10,
         own_bytes: 64 << 20,
         added: Some(Duration::from_millis(2)),
+        places: 100,
+        refused_within: Duration::from_millis(100),
     }
 };
 
@@ -71,6 +79,9 @@ async fn idle_connections_and_streams_are_bounded_in_memory_and_add_little_to_a_
     let front = Front::serving(load, BOUNDS.idle).await?;
     let own = front.gateway.holds()?.resident_bytes;
     assert!(own < BOUNDS.own_bytes, "{own} bytes before any caller");
+    let bare = front.measure(Listener::Worker).await?;
+    report("straight from the worker", &bare);
+    // Not before: over HTTP/1 a connection is closed that says nothing for half a minute.
     let mut idle = IdleCallers::open(front.address(), BOUNDS.idle).await?;
     let with_idle = front.gateway.holds()?.resident_bytes;
     println!(
@@ -84,8 +95,6 @@ async fn idle_connections_and_streams_are_bounded_in_memory_and_add_little_to_a_
         BOUNDS.idle
     );
 
-    let bare = front.measure(Listener::Worker).await?;
-    report("straight from the worker", &bare);
     let through = front.measure(Listener::Grpc(v1::AudioFormat::PcmS16le)).await?;
     report("through the gateway", &through);
     assert_eq!(through.latencies_us.len(), bare.latencies_us.len());
@@ -109,5 +118,48 @@ async fn idle_connections_and_streams_are_bounded_in_memory_and_add_little_to_a_
         BOUNDS.idle,
         "connections that still answer behind the load"
     );
+    Ok(())
+}
+
+/// Three times as many as there is room for, all at once.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_burst_of_three_times_the_capacity_is_refused_at_once_and_the_admitted_keep_their_latency()
+-> anyhow::Result<()> {
+    let load = Load {
+        streams: BOUNDS.places,
+        chunk_frames: 4,
+        pause: Duration::from_millis(100),
+        length: Duration::from_secs(2),
+    };
+    let places = BOUNDS.places.to_string();
+    let front = Front::serving_with(load, 3 * BOUNDS.places, &["--max-in-flight", &places]).await?;
+    // All of them begin together here too.
+    let alone = front.burst(BOUNDS.places).await?;
+    assert_eq!((alone.n_admitted, alone.refused.len()), (BOUNDS.places, 0));
+    let burst = front.burst(3 * BOUNDS.places).await?;
+    let last = burst.refused.last().copied().unwrap_or_default();
+    let (p99_alone, p99) = (
+        percentile_us(&alone.latencies_us, 99.0),
+        percentile_us(&burst.latencies_us, 99.0),
+    );
+    println!(
+        "{} admitted, {} refused within {last:?}; latency p99 {p99} us, {p99_alone} us without the burst",
+        burst.n_admitted,
+        burst.refused.len()
+    );
+    assert_eq!(
+        (burst.n_admitted, burst.refused.len()),
+        (BOUNDS.places, 2 * BOUNDS.places)
+    );
+    assert!(
+        last < BOUNDS.refused_within,
+        "the last one was refused after {last:?}"
+    );
+    if BOUNDS.added.is_some() {
+        assert!(
+            p99 <= 2 * p99_alone + 5_000,
+            "p99 {p99} us, and {p99_alone} us without the burst"
+        );
+    }
     Ok(())
 }

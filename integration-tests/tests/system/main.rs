@@ -1,5 +1,6 @@
 //! The real binaries, from text to audio and through everything that may go wrong.
 
+mod behaviour;
 mod churn;
 mod configuration;
 mod dependencies;

@@ -2,12 +2,16 @@
 
 use std::os::unix::fs::PermissionsExt as _;
 
+use anyhow::Context as _;
 use laneway_integration_tests::PATIENCE;
 use laneway_integration_tests::client::{self, Speaker, request};
 use laneway_integration_tests::deployment::{ConfigFile, Deployment, Placement};
 use laneway_integration_tests::process::{Process, runs, signal};
 use laneway_proto::v1;
+use laneway_proto::v1::engine_manager_client::EngineManagerClient;
+use laneway_proto::v1::worker_client::WorkerClient;
 use tonic::Code;
+use tonic::transport::Endpoint;
 use tonic_health::pb::health_check_response::ServingStatus;
 
 /// Long enough to be killed in the middle.
@@ -68,6 +72,36 @@ impl Up {
             .map(|(id, _)| id))
     }
 
+    /// Wait until a rank's worker has so many requests, waiting and running.
+    async fn until_held(&self, rank: u32, n_requests: u32) -> anyhow::Result<()> {
+        let children = self.process.children()?;
+        let manager = children
+            .iter()
+            .find_map(|(_, command)| command.split_once("--engine-manager "))
+            .and_then(|(_, after)| after.split(' ').next())
+            .context("find the engine-manager's address")?;
+        let manager = Endpoint::from_shared(manager.to_owned())?.connect_lazy();
+        let mut topology = EngineManagerClient::new(manager)
+            .watch_topology(v1::WatchTopologyRequest {})
+            .await?
+            .into_inner();
+        let workers = topology.message().await?.context("a topology")?.workers;
+        let worker = workers.into_iter().find(|worker| worker.rank == rank);
+        let address = worker.context("find the worker")?.address;
+        let mut worker = WorkerClient::new(Endpoint::from_shared(address)?.connect_lazy());
+        let held = async {
+            loop {
+                let status = worker.status(v1::WorkerStatusRequest {}).await?.into_inner();
+                let load = status.load.unwrap_or_default();
+                if load.queued + load.running >= n_requests {
+                    return anyhow::Ok(());
+                }
+                tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+            }
+        };
+        tokio::time::timeout(PATIENCE, held).await?
+    }
+
     /// The process that serves a rank, once it is another than this.
     async fn another_worker(&self, rank: u32, than: Option<u32>) -> anyhow::Result<u32> {
         let found = async {
@@ -110,7 +144,7 @@ async fn a_killed_codec_worker_is_started_again_and_only_streams_with_audio_are_
         async move { speaker.speak(request).await }
     });
     // Both workers have taken it: its call to the codec worker is open.
-    tokio::time::sleep(std::time::Duration::from_millis(300)).await;
+    up.until_held(1, 2).await?;
     signal(codec, "KILL")?;
     let end = with_audio.rest().await.unwrap_err();
     assert_eq!(end.code(), Code::Unavailable, "{end}");

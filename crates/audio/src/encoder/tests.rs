@@ -1,4 +1,5 @@
 use super::*;
+use crate::s16_from_f32;
 use crate::testing::{cut, rms, sine};
 use std::io::Cursor;
 
@@ -24,10 +25,14 @@ fn spec(encoding: Encoding, sample_rate: u32, speed: f32) -> AudioSpec {
 /// The bytes of each chunk, and of the end.
 fn encoded(spec: AudioSpec, chunks: &[&[f32]]) -> (Vec<Vec<u8>>, u64) {
     let mut encoder = AudioEncoder::new(spec, 24_000).unwrap();
+    let mut of_bytes = AudioEncoder::new(spec, 24_000).unwrap();
     let mut parts = Vec::new();
     for chunk in chunks {
-        let mut bytes = Vec::new();
+        let (mut bytes, mut same) = (Vec::new(), Vec::new());
         encoder.push(chunk, &mut bytes).unwrap();
+        let little_endian: Vec<_> = chunk.iter().map(|sample| sample.to_le_bytes()).collect();
+        of_bytes.push_le(&little_endian, &mut same).unwrap();
+        assert_eq!((&same, of_bytes.n_samples()), (&bytes, encoder.n_samples()));
         parts.push(bytes);
     }
     let mut bytes = Vec::new();

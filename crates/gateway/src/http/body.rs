@@ -40,17 +40,32 @@ pub(crate) fn events(first: Event, outgoing: Outgoing) -> Body {
     let bytes = with_first(first, outgoing).filter_map(|item| {
         let event = match item {
             Ok(Event::Chunk(chunk)) => Some(delta(&chunk)),
-            Ok(Event::Finished(finished)) => Some(done(&finished)),
+            Ok(Event::Finished(finished)) => Some(event(&done(&finished))),
             Ok(Event::Accepted(_)) => None,
-            Err(status) => serde_json::to_value(HttpError::ended(&status).envelope()).ok(),
+            Err(status) => serde_json::to_value(HttpError::ended(&status).envelope())
+                .ok()
+                .map(|error| event(&error)),
         };
-        future::ready(event.map(|event| Ok::<_, Infallible>(Bytes::from(format!("data: {event}\n\n")))))
+        future::ready(event.map(Ok::<_, Infallible>))
     });
     Body::from_stream(bytes)
 }
 
-fn delta(chunk: &v1::AudioChunk) -> serde_json::Value {
-    json!({ "type": "speech.audio.delta", "audio": STANDARD.encode(&chunk.audio) })
+fn event(value: &serde_json::Value) -> Bytes {
+    format!("data: {value}\n\n").into()
+}
+
+/// Audio is most of a stream, so its event is written once, into as much as it takes: base64 has nothing that JSON
+/// would write in another way.
+fn delta(chunk: &v1::AudioChunk) -> Bytes {
+    const BEGIN: &str = r#"data: {"audio":""#;
+    const END: &str = "\",\"type\":\"speech.audio.delta\"}\n\n";
+    let n_chars = chunk.audio.len().div_ceil(3) * 4;
+    let mut text = String::with_capacity(BEGIN.len() + n_chars + END.len());
+    text.push_str(BEGIN);
+    STANDARD.encode_string(&chunk.audio, &mut text);
+    text.push_str(END);
+    text.into()
 }
 
 /// Tokens are positions of the model's context: the prompt's, and one for each frame. What the API does not have is
@@ -70,4 +85,50 @@ fn done(finished: &v1::SynthesisFinished) -> serde_json::Value {
         "first_audio_ms": timings.first_audio_us as f64 / 1e3,
         "total_ms": timings.total_us as f64 / 1e3,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::delivery::{Last, delivery};
+    use http_body_util::BodyExt as _;
+
+    #[test]
+    fn an_event_of_audio_is_json_and_written_once() {
+        for audio in [&b""[..], b"a", b"ab", b"abc", &[0xff; 1000]] {
+            let audio = Bytes::copy_from_slice(audio);
+            let bytes = delta(&v1::AudioChunk {
+                audio: audio.clone(),
+                ..Default::default()
+            });
+            let text = std::str::from_utf8(&bytes).unwrap();
+            let json = text.strip_prefix("data: ").unwrap().strip_suffix("\n\n").unwrap();
+            let wanted = json!({ "type": "speech.audio.delta", "audio": STANDARD.encode(&audio) });
+            assert_eq!(serde_json::from_str::<serde_json::Value>(json).unwrap(), wanted);
+            let n_bytes = bytes.len();
+            assert_eq!(bytes.try_into_mut().unwrap().capacity(), n_bytes);
+        }
+    }
+
+    #[tokio::test]
+    async fn raw_audio_goes_from_the_delivery_into_the_body_uncopied() {
+        let (sender, outgoing) = delivery();
+        let chunk = |audio: &Bytes| {
+            Event::Chunk(v1::AudioChunk {
+                audio: audio.clone(),
+                ..Default::default()
+            })
+        };
+        let parts = [Bytes::from(vec![1; 100]), Bytes::from(vec![2; 100])];
+        sender.put(v1::SynthesizeResponse {
+            event: Some(chunk(&parts[1])),
+        });
+        sender.end(Last::Message(v1::SynthesizeResponse::default()), None);
+        let mut body = audio(chunk(&parts[0]), outgoing);
+        for part in &parts {
+            let frame = body.frame().await.unwrap().unwrap().into_data().unwrap();
+            assert_eq!(frame.as_ptr(), part.as_ptr());
+        }
+        assert!(body.frame().await.is_none());
+    }
 }

@@ -25,6 +25,8 @@ use tonic::Status;
 
 use crate::api::Api;
 use error::{HttpError, Refused};
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) use request::parse;
 use stream::Sockets;
 
 /// Everything that is not gRPC.

@@ -10,6 +10,7 @@ use tokio::time::Instant;
 use crate::encode::Encoder;
 use crate::facts::ModelFacts;
 use crate::relay::not_encoded;
+use crate::samples::Samples;
 
 use super::shape::Speech;
 
@@ -83,14 +84,10 @@ impl Told {
     ///
     /// # Errors
     /// `Internal`.
-    pub(crate) async fn chunk(
-        &mut self,
-        samples: Vec<f32>,
-        payload: Bytes,
-    ) -> Result<Option<v1::AudioChunk>, Failure> {
+    pub(crate) async fn chunk(&mut self, samples: Samples) -> Result<Option<v1::AudioChunk>, Failure> {
         let sample_offset = self.samples();
         self.model_samples += samples.len() as u64;
-        let audio = self.encoder.chunk(samples, payload).await;
+        let audio = self.encoder.chunk(samples).await;
         let audio = audio.map_err(|error| not_encoded(&error))?;
         self.first_audio.get_or_insert_with(|| self.arrived.elapsed());
         Ok(self.numbered(sample_offset, audio))

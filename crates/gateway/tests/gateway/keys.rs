@@ -1,5 +1,6 @@
 //! API keys over real connections.
 
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use laneway_gateway::ApiKeys;
@@ -7,6 +8,7 @@ use laneway_proto::{ErrorCode, v1};
 use tonic::{Code, Request};
 use tonic_health::pb::HealthCheckRequest;
 use tonic_health::pb::health_client::HealthClient;
+use tracing_subscriber::fmt::MakeWriter;
 
 use crate::fake::{FakeWorker, Step, speaks};
 use crate::harness::{Call, TestGateway, gateway, ours, request, soon};
@@ -30,6 +32,35 @@ fn with_key<M>(message: M, key: &str) -> Request<M> {
     let value = format!("Bearer {key}").parse().unwrap();
     call.metadata_mut().insert("authorization", value);
     call
+}
+
+/// What is logged.
+#[derive(Clone, Default)]
+struct Log(Arc<Mutex<Vec<u8>>>);
+
+impl Log {
+    fn text(&self) -> String {
+        String::from_utf8_lossy(&self.0.lock().unwrap()).into_owned()
+    }
+}
+
+impl MakeWriter<'_> for Log {
+    type Writer = Self;
+
+    fn make_writer(&self) -> Self {
+        self.clone()
+    }
+}
+
+impl std::io::Write for Log {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.lock().unwrap().extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
 }
 
 async fn speak(gateway: &TestGateway, key: &str) -> Result<(), ErrorCode> {
@@ -115,6 +146,10 @@ async fn a_key_has_so_many_calls_at_once_and_a_minute() {
 
 #[tokio::test]
 async fn a_changed_file_counts_from_then_on_and_a_broken_one_changes_nothing() {
+    let log = Log::default();
+    let subscriber = tracing_subscriber::fmt().with_writer(log.clone()).finish();
+    // Of this thread, on which the gateway's tasks run too.
+    let _guard = tracing::subscriber::set_default(subscriber);
     let worker = FakeWorker::start("a", speaks());
     let (gateway, file) = asking(&worker, &format!("alice {ALICE}")).await;
     std::fs::write(file.path(), format!("bob {BOB}")).unwrap();
@@ -126,6 +161,12 @@ async fn a_changed_file_counts_from_then_on_and_a_broken_one_changes_nothing() {
     .await;
     assert_eq!(speak(&gateway, ALICE).await, Err(ErrorCode::Unauthenticated));
     std::fs::write(file.path(), "bob short").unwrap();
-    tokio::time::sleep(Duration::from_millis(2500)).await;
+    // It was read, and found to be none.
+    soon(async {
+        while !log.text().contains("API keys not read") {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    })
+    .await;
     assert_eq!(speak(&gateway, BOB).await, Ok(()), "the last good file counts");
 }

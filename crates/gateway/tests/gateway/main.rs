@@ -11,6 +11,7 @@ mod conversation;
 mod failures;
 mod fake;
 mod harness;
+mod hostile;
 mod http;
 mod keys;
 mod lifecycle;

@@ -1,12 +1,13 @@
 //! Callers who send what they should not, or read nothing.
 
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use serde_json::json;
 
 use super::client::{Answer, body};
 use crate::fake::{FakeWorker, Step, speaks};
-use crate::harness::{TestGateway, gateway};
+use crate::harness::{TestGateway, gateway, soon};
 
 const SPEECH: &str = "POST /v1/audio/speech";
 const JSON: (&str, &str) = ("content-type", "application/json");
@@ -155,6 +156,23 @@ async fn a_body_that_does_not_come_is_not_waited_for() {
     connection.closed().await;
 }
 
+/// Whether the kernel has a connection of these ends that neither has closed.
+fn is_established(local: SocketAddr, peer: SocketAddr) -> bool {
+    const ESTABLISHED: &str = "01";
+    let end = |address: SocketAddr| {
+        let SocketAddr::V4(address) = address else {
+            panic!("{address} is not of IPv4")
+        };
+        let ip = u32::from_ne_bytes(address.ip().octets());
+        format!("{ip:08X}:{:04X}", address.port())
+    };
+    let table = std::fs::read_to_string("/proc/net/tcp").unwrap();
+    let wanted = [&end(local), &end(peer), ESTABLISHED];
+    table
+        .lines()
+        .any(|line| line.split_whitespace().skip(1).take(3).eq(wanted))
+}
+
 /// Bytes of one chunk of the script below, as 16-bit samples.
 const CHUNK_BYTES: usize = 25 * 1920 * 2;
 
@@ -174,8 +192,13 @@ async fn a_listener_who_reads_nothing_is_bounded_in_memory_and_then_ended() {
     worker.until_open(1).await;
     // It is the reader's doing that its stream ends, and all of what was made for it is held nowhere.
     worker.until_ended(1).await;
-    // Its connection ends too, a while after the last byte that the kernel took for it.
-    tokio::time::sleep(Duration::from_secs(2)).await;
+    // Its connection ends too, a while after the last byte that the kernel took for it. Reading would put that off.
+    soon(async {
+        while is_established(gateway.address, connection.stream.local_addr().unwrap()) {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    })
+    .await;
     let answer = connection.answer().await;
     assert!(!answer.whole);
     let n_bytes = answer.bytes().len();
