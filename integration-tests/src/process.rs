@@ -27,6 +27,15 @@ pub struct Process {
     log: Arc<Log>,
 }
 
+/// What a line says that has the address of metrics.
+const METRICS_BOUND: &str = "\"message\":\"metrics bound\"";
+
+/// The address that a line tells of.
+fn address(line: &str) -> Option<SocketAddr> {
+    let (_, after) = line.split_once("\"address\":\"")?;
+    after.split_once('"')?.0.parse().ok()
+}
+
 /// Where cargo put the workspace's binaries.
 ///
 /// # Errors
@@ -131,14 +140,23 @@ impl Process {
         }
     }
 
-    /// The address that it bound.
+    /// The address that it bound for its callers.
     ///
     /// # Errors
     /// As [`Process::wait_for_line`].
     pub fn address(&self) -> anyhow::Result<SocketAddr> {
-        self.wait_for_line("its address", |line| {
-            let (_, after) = line.split_once("\"address\":\"")?;
-            after.split_once('"')?.0.parse().ok()
+        let metrics = |line: &str| line.contains(METRICS_BOUND);
+        self.wait_for_line("its address", |line| (!metrics(line)).then(|| address(line))?)
+    }
+
+    /// The address that it bound for its metrics, which it was asked to.
+    ///
+    /// # Errors
+    /// As [`Process::wait_for_line`].
+    pub fn metrics_address(&self) -> anyhow::Result<SocketAddr> {
+        let metrics = |line: &str| line.contains(METRICS_BOUND);
+        self.wait_for_line("its metrics' address", |line| {
+            metrics(line).then(|| address(line))?
         })
     }
 

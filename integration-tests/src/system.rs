@@ -22,21 +22,39 @@ pub struct System {
     _config: ConfigFile,
 }
 
+/// What processes of a system are started with beside what they need.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Extra<'a> {
+    /// Arguments of the gateway.
+    pub gateway: &'a [&'a str],
+    /// Variables in the environment of all.
+    pub variables: &'a [(&'a str, &'a str)],
+}
+
 impl System {
     /// Start every role on free ports.
     ///
     /// # Errors
     /// A process does not start.
     pub fn start(deployment: &Deployment) -> anyhow::Result<Self> {
+        Self::start_with(deployment, Extra::default())
+    }
+
+    /// The same with more.
+    ///
+    /// # Errors
+    /// A process does not start.
+    pub fn start_with(deployment: &Deployment, extra: Extra<'_>) -> anyhow::Result<Self> {
         let config = deployment.write()?;
-        let manager = Process::start(
+        let manager = Process::start_with(
             "laneway-engine-manager",
             &["--config", config.path(), "--listen", "127.0.0.1:0"],
+            extra.variables,
         )?;
         let address = format!("http://{}", manager.address()?);
         let worker = |rank: u32| {
             let rank = rank.to_string();
-            Process::start(
+            Process::start_with(
                 "laneway-worker",
                 &[
                     "--rank",
@@ -46,13 +64,13 @@ impl System {
                     "--engine-manager",
                     &address,
                 ],
+                extra.variables,
             )
         };
         let workers = (0..deployment.n_ranks()).map(worker).collect::<Result<_, _>>()?;
-        let gateway = Process::start(
-            "laneway-gateway",
-            &["--listen", "127.0.0.1:0", "--engine-manager", &address],
-        )?;
+        let arguments = ["--listen", "127.0.0.1:0", "--engine-manager", &address];
+        let arguments = [&arguments, extra.gateway].concat();
+        let gateway = Process::start_with("laneway-gateway", &arguments, extra.variables)?;
         Ok(System {
             manager,
             workers,
@@ -66,7 +84,15 @@ impl System {
     /// # Errors
     /// It never does.
     pub async fn serving(deployment: &Deployment) -> anyhow::Result<Self> {
-        let system = Self::start(deployment)?;
+        Self::serving_with(deployment, Extra::default()).await
+    }
+
+    /// The same with more.
+    ///
+    /// # Errors
+    /// It never does.
+    pub async fn serving_with(deployment: &Deployment, extra: Extra<'_>) -> anyhow::Result<Self> {
+        let system = Self::start_with(deployment, extra)?;
         client::until(system.gateway.address()?, ServingStatus::Serving).await?;
         Ok(system)
     }

@@ -7,20 +7,24 @@
 
 use std::sync::Arc;
 
-use laneway_proto::{Failure, grpc_timeout, v1};
+use laneway_proto::{ErrorCode, Failure, grpc_timeout, v1};
 use laneway_telemetry::{metric, propagation};
+use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::Instant;
 use tracing::Instrument as _;
 
+use crate::access;
 use crate::admission::{Admission, Ticket};
 use crate::caller::{Caller, KeyName};
 use crate::config::{LinkConfig, StreamConfig};
 use crate::delivery::{Delivery, Outgoing, delivery};
 use crate::facts::ModelFacts;
+use crate::http::lanes::Lanes;
 use crate::relay::{self, Relay};
 use crate::routing::Router;
 use crate::session::{Commands, Session, SessionConfig, Shape, Voice};
 use crate::validate::{self, Checked};
+use crate::voices::{self, Registered, Voices};
 
 /// What all shapes of the public API share. Cheap to clone.
 #[derive(Debug, Clone)]
@@ -29,11 +33,79 @@ pub(crate) struct Api {
     pub(crate) router: Router,
     /// Longest text of a request, and most that may wait in a session.
     pub(crate) max_text_chars: usize,
+    /// Largest request message in bytes.
+    pub(crate) max_request_bytes: usize,
     pub(crate) stream: StreamConfig,
     pub(crate) link: LinkConfig,
+    /// None where the gateway keeps none.
+    pub(crate) voices: Option<Voices>,
+    /// As they were told last.
+    pub(crate) lanes: Lanes,
 }
 
 impl Api {
+    /// Models that can be asked for, each with the registered voices that it clones.
+    pub(crate) fn models(&self) -> Vec<Arc<ModelFacts>> {
+        let models = self.router.models();
+        match &self.voices {
+            None => models,
+            Some(voices) => models.iter().map(|model| voices.known_to(model)).collect(),
+        }
+    }
+
+    /// A place for a registration, which is taken before its clip is read where that can be.
+    ///
+    /// # Errors
+    /// `VoicesNotKept`, `Overloaded`.
+    pub(crate) fn enter_registration(&self, key: KeyName) -> Result<RegistrationPlace, Failure> {
+        let entered = self
+            .kept_voices()
+            .and_then(|voices| Ok((voices.clone(), voices.enter()?)));
+        let (voices, place) = entered.inspect_err(|failure| count_refusal(failure, &key))?;
+        Ok(RegistrationPlace {
+            voices,
+            key,
+            _place: place,
+        })
+    }
+
+    /// Check a voice and keep it.
+    ///
+    /// # Errors
+    /// Everything that [`voices::checked`] refuses, `VoiceExists`, `VoicesFull`.
+    pub(crate) async fn register_voice(
+        &self,
+        place: RegistrationPlace,
+        request: v1::RegisterVoiceRequest,
+    ) -> Result<Arc<Registered>, Failure> {
+        let models = self.router.models();
+        let key = place.key.clone();
+        let kept = off_the_async_threads(move || {
+            // Held until it is written, also when the caller is gone by then.
+            let RegistrationPlace { voices, _place, .. } = place;
+            voices.register(voices::checked(request, &models)?)
+        });
+        kept.await.inspect_err(|failure| count_refusal(failure, &key))
+    }
+
+    /// Forget the registered voice of this name or id.
+    ///
+    /// # Errors
+    /// `VoicesNotKept`, `UnknownVoice`.
+    pub(crate) async fn delete_voice(&self, name: String, key: &KeyName) -> Result<Arc<Registered>, Failure> {
+        let refused = |failure: &Failure| count_refusal(failure, key);
+        let voices = self.kept_voices().cloned().inspect_err(refused)?;
+        let deleted = off_the_async_threads(move || voices.delete(&name));
+        deleted.await.inspect_err(refused)
+    }
+
+    fn kept_voices(&self) -> Result<&Voices, Failure> {
+        self.voices.as_ref().ok_or_else(|| {
+            let problem = "this gateway keeps no voices: it was started without --voices-dir";
+            Failure::new(ErrorCode::VoicesNotKept, problem)
+        })
+    }
+
     /// Begin to speak, or refuse at once; never waits for a worker.
     ///
     /// The stream is one `accepted`, the chunks in order and one `finished`, or ends with a status that
@@ -79,9 +151,15 @@ impl Api {
                 metadata: admitted.caller.metadata,
                 out,
             };
-            tokio::spawn(relay::run(relay, admitted.checked).instrument(span));
+            let request = async move {
+                if let Some(ended) = relay::run(relay, admitted.checked).await {
+                    ended.log();
+                }
+            };
+            tokio::spawn(request.instrument(span));
         } else {
-            let session = Session::of_parts(self.session(admitted, out), parts)?;
+            let config = self.session(admitted, out);
+            let session = span.in_scope(|| Session::of_parts(config, parts))?;
             tokio::spawn(session.run().instrument(span));
         }
         Ok(outgoing)
@@ -97,7 +175,8 @@ impl Api {
         let text = std::mem::take(&mut admitted.checked.wire.text);
         let span = admitted.span();
         let (out, outgoing) = delivery();
-        let session = Session::of_commands(self.session(admitted, out), &text, commands)?;
+        let config = self.session(admitted, out);
+        let session = span.in_scope(|| Session::of_commands(config, &text, commands))?;
         tokio::spawn(session.run().instrument(span));
         Ok(outgoing)
     }
@@ -113,7 +192,7 @@ impl Api {
         // Before the work of checking, of which a clip to clone is the most.
         let place = self.admission.enter()?;
         self.router.check_room(&request.model)?;
-        let checked = check(request, &self.router.models(), self.max_text_chars)?;
+        let checked = check(request, &self.models(), self.max_text_chars)?;
         let ticket = place.admit(checked.id.clone(), caller.key.clone())?;
         Ok(Admitted {
             checked,
@@ -127,7 +206,7 @@ impl Api {
     fn session<M: Shape>(&self, admitted: Admitted, out: Delivery<M>) -> SessionConfig<M> {
         SessionConfig {
             voice: Voice {
-                router: self.router.clone(),
+                router: self.router.for_stream(),
                 stream: self.stream.clone(),
                 link: self.link.clone(),
                 metadata: admitted.caller.metadata,
@@ -166,8 +245,29 @@ impl Admitted {
     }
 }
 
+/// A registration that may go on, until it is dropped.
+#[derive(Debug)]
+pub(crate) struct RegistrationPlace {
+    voices: Voices,
+    key: KeyName,
+    _place: OwnedSemaphorePermit,
+}
+
+async fn off_the_async_threads<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, Failure> + Send + 'static,
+) -> Result<T, Failure> {
+    match tokio::task::spawn_blocking(work).await {
+        Ok(done) => done,
+        Err(error) => {
+            tracing::error!(%error, "work on a voice ended early");
+            Err(Failure::internal())
+        }
+    }
+}
+
 fn count_refusal(failure: &Failure, key: &KeyName) {
     let reason = failure.code.label();
     metrics::counter!(metric::GATEWAY_REFUSALS, "reason" => reason, "key" => key.label()).increment(1);
+    access::refused(failure.code, key);
     tracing::debug!(%failure, "request refused");
 }

@@ -8,8 +8,10 @@ use std::time::Duration;
 use clap::Args;
 use tonic::transport::Uri;
 
+use crate::discovery::DnsName;
 use crate::http::origin::Origins;
 use crate::keys::ApiKeys;
+use crate::voices::{Voices, VoicesConfig};
 
 /// Default address of the public API.
 pub const DEFAULT_LISTEN: &str = "127.0.0.1:8080";
@@ -30,6 +32,10 @@ pub const DEFAULT_IDLE_SECONDS: u64 = 60;
 pub const DEFAULT_REPLACEMENT_SECONDS: u64 = 30;
 /// Default for a caller who takes nothing.
 pub const DEFAULT_CALLER_SECONDS: u64 = 30;
+/// Default for registered voices.
+pub const DEFAULT_MAX_VOICES: usize = 100;
+/// Default for the MiB of registered voices.
+pub const DEFAULT_MAX_VOICES_MIB: u64 = 256;
 /// Largest request message: half a minute of reference clip in f32 at 48 kHz, with room.
 const MAX_REQUEST_BYTES: usize = 8 * 1024 * 1024;
 
@@ -53,6 +59,9 @@ mod environment {
     pub(super) const IDLE_SECONDS: &str = "LANEWAY_GATEWAY_IDLE_SECONDS";
     pub(super) const API_KEYS: &str = "LANEWAY_GATEWAY_API_KEYS";
     pub(super) const CORS_ORIGINS: &str = "LANEWAY_GATEWAY_CORS_ORIGINS";
+    pub(super) const VOICES_DIR: &str = "LANEWAY_GATEWAY_VOICES_DIR";
+    pub(super) const MAX_VOICES: &str = "LANEWAY_GATEWAY_MAX_VOICES";
+    pub(super) const MAX_VOICES_MIB: &str = "LANEWAY_GATEWAY_MAX_VOICES_MIB";
     pub(super) const NO_REFLECTION: &str = "LANEWAY_GATEWAY_NO_REFLECTION";
 }
 
@@ -65,7 +74,8 @@ pub struct GatewayArgs {
     /// The engine-manager whose workers it routes to, host:port or http://host:port.
     #[arg(long, env = environment::ENGINE_MANAGER, default_value = DEFAULT_ENGINE_MANAGER)]
     pub engine_manager: String,
-    /// Workers to route to without an engine-manager, comma separated.
+    /// Workers to route to without an engine-manager, comma separated: host:port, http://host:port, or dns://name:port
+    /// for all that a name stands for (a headless service's), which is looked up every 3 seconds.
     #[arg(long = "worker", env = environment::WORKERS, value_delimiter = ',')]
     pub workers: Vec<String>,
     /// Most requests in flight; more are answered RESOURCE_EXHAUSTED at once.
@@ -99,6 +109,15 @@ pub struct GatewayArgs {
     /// gateway's own page always may.
     #[arg(long = "cors-origin", env = environment::CORS_ORIGINS, value_delimiter = ',')]
     pub cors_origins: Vec<String>,
+    /// Directory in which registered voices are kept, for this gateway alone. Without it none can be registered.
+    #[arg(long, env = environment::VOICES_DIR)]
+    pub voices_dir: Option<PathBuf>,
+    /// Most registered voices.
+    #[arg(long, env = environment::MAX_VOICES, default_value_t = DEFAULT_MAX_VOICES)]
+    pub max_voices: usize,
+    /// Most MiB of registered voices, on disk and in memory; a second of one takes about 0.1.
+    #[arg(long, env = environment::MAX_VOICES_MIB, default_value_t = DEFAULT_MAX_VOICES_MIB)]
+    pub max_voices_mib: u64,
     /// Do not serve gRPC reflection.
     #[arg(long, env = environment::NO_REFLECTION)]
     pub no_reflection: bool,
@@ -135,6 +154,8 @@ pub struct Config {
     pub api_keys: Option<ApiKeys>,
     /// Pages of other origins that may call from a browser.
     pub origins: Origins,
+    /// Registered voices; none are kept without it.
+    pub voices: Option<Voices>,
     /// Serve reflection.
     pub reflection: bool,
     /// Connections to workers.
@@ -150,6 +171,13 @@ pub enum DiscoveryConfig {
     EngineManager(Uri),
     /// A fixed list, each asked for its status.
     Static(Vec<Uri>),
+    /// The same, and the workers behind names that are looked up again and again.
+    Dns {
+        /// Fixed ones.
+        fixed: Vec<Uri>,
+        /// Names.
+        names: Vec<DnsName>,
+    },
 }
 
 /// Connections to workers and to the engine-manager.
@@ -228,6 +256,7 @@ impl Config {
             drain_bound: Duration::from_secs(DEFAULT_DRAIN_SECONDS),
             api_keys: None,
             origins: Origins::default(),
+            voices: None,
             reflection: true,
             link: LinkConfig::default(),
             stream: StreamConfig::default(),
@@ -277,12 +306,21 @@ impl TryFrom<GatewayArgs> for Config {
         let discovery = if args.workers.is_empty() {
             uri("--engine-manager", &args.engine_manager).map(DiscoveryConfig::EngineManager)
         } else {
-            let workers: Vec<_> = args
-                .workers
+            let is_name = |worker: &&String| worker.starts_with("dns://");
+            let (names, fixed): (Vec<_>, Vec<_>) = args.workers.iter().partition(is_name);
+            let fixed: Vec<_> = fixed
                 .iter()
                 .filter_map(|worker| uri("--worker", worker))
                 .collect();
-            Some(DiscoveryConfig::Static(workers))
+            let mut read = |name: &&String| {
+                name.parse::<DnsName>()
+                    .map_err(|error| refuse("--worker", name, error.to_string()))
+            };
+            let names: Vec<_> = names.iter().filter_map(|name| read(name).ok()).collect();
+            Some(match names.is_empty() {
+                true => DiscoveryConfig::Static(fixed),
+                false => DiscoveryConfig::Dns { fixed, names },
+            })
         };
         let max_in_flight = NonZeroUsize::new(args.max_in_flight);
         if max_in_flight.is_none() {
@@ -321,6 +359,25 @@ impl TryFrom<GatewayArgs> for Config {
         let origins = Origins::parse(&args.cors_origins)
             .map_err(|(origin, problem)| refuse("--cors-origin", &origin, problem))
             .unwrap_or_default();
+        let max_voices = NonZeroUsize::new(args.max_voices);
+        if max_voices.is_none() {
+            let problem = "none could be registered; write 1 or more, or leave out --voices-dir";
+            refuse("--max-voices", "0", problem.into());
+        }
+        let voices = args
+            .voices_dir
+            .zip(max_voices)
+            .and_then(|(directory, max_voices)| {
+                let shown = directory.display().to_string();
+                let opened = Voices::open(VoicesConfig {
+                    directory,
+                    max_voices,
+                    max_bytes: args.max_voices_mib.saturating_mul(1 << 20),
+                });
+                opened
+                    .map_err(|error| refuse("--voices-dir", &shown, error.to_string()))
+                    .ok()
+            });
         match (listen, discovery, max_in_flight) {
             (Ok(listen), Some(discovery), Some(max_in_flight)) if violations.is_empty() => Ok(Self {
                 max_in_flight,
@@ -328,6 +385,7 @@ impl TryFrom<GatewayArgs> for Config {
                 drain_bound: Duration::from_secs(args.drain_seconds),
                 api_keys,
                 origins,
+                voices,
                 reflection: !args.no_reflection,
                 stream: StreamConfig {
                     queue: Duration::from_secs(args.queue_seconds),
@@ -376,6 +434,23 @@ mod tests {
     }
 
     #[test]
+    fn names_of_workers_stand_beside_addresses() {
+        let config = checked(&["--worker", "dns://worker:7071,b:2"]).unwrap();
+        let DiscoveryConfig::Dns { fixed, names } = config.discovery else {
+            panic!("{:?}", config.discovery);
+        };
+        assert_eq!(
+            (fixed.len(), names[0].to_string()),
+            (1, "dns://worker:7071".to_owned())
+        );
+        let violations = checked(&["--worker", "dns://worker"]).unwrap_err();
+        assert_eq!(
+            (violations[0].flag, violations[0].value.as_str()),
+            ("--worker", "dns://worker")
+        );
+    }
+
+    #[test]
     fn waits_are_as_stated() {
         let flags = [
             "--queue-seconds",
@@ -414,6 +489,8 @@ mod tests {
             "/nowhere/keys",
             "--cors-origin",
             "https://a.example,b.example",
+            "--max-voices",
+            "0",
         ];
         let violations = checked(&flags).unwrap_err();
         let named: Vec<_> = violations
@@ -430,6 +507,7 @@ mod tests {
             ("--idle-seconds", "0"),
             ("--api-keys", "/nowhere/keys"),
             ("--cors-origin", "b.example"),
+            ("--max-voices", "0"),
         ];
         assert_eq!(named, want);
     }

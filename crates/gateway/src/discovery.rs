@@ -1,26 +1,20 @@
-//! Where workers come from: the engine-manager's topology, or a fixed list whose members are asked.
+//! Where workers come from: the engine-manager's topology (`discovery/topology.rs`), or addresses that are asked
+//! themselves, fixed ones and those that names stand for (`discovery/polled.rs`, `discovery/names.rs`).
 //!
-//! Owns: the latest list of workers, published on a `watch` channel; whoever holds its sender is the
-//! discovery, so tests publish lists of their own. The task is started by `Config::build` and ends when the
-//! gateway stops.
+//! A [`Discovery`] owns the latest list of workers, which it publishes on a `watch` channel; whoever holds its sender is
+//! the discovery, so tests publish lists of their own. Its task is started by `Gateway::serve` and ends with it.
 
-use std::time::Duration;
+mod names;
+mod polled;
+mod topology;
 
-use laneway_proto::v1;
-use laneway_proto::v1::engine_manager_client::EngineManagerClient;
-use laneway_proto::v1::worker_client::WorkerClient;
 use tokio::sync::watch;
 use tonic::transport::{Channel, Endpoint, Uri};
 
 use crate::config::{DiscoveryConfig, LinkConfig};
 use crate::facts::Worker;
 
-/// Longest pause between attempts to reach the engine-manager.
-const MAX_BACKOFF: Duration = Duration::from_secs(5);
-
-/// Questions for a status in a row without an answer after which a worker of a fixed list is gone. One may be lost
-/// to a busy machine; a call that fails finds a dead worker sooner.
-const MAX_MISSED: u32 = 3;
+pub use names::{DnsName, NotADnsName};
 
 /// Bytes of a stream that its worker may send ahead of its reader.
 pub(crate) const STREAM_WINDOW_BYTES: u32 = 64 << 10;
@@ -50,111 +44,29 @@ pub(crate) fn channel(uri: Uri, config: &LinkConfig) -> Channel {
         .connect_lazy()
 }
 
-/// Publish the workers of `config` until nobody listens.
-pub(crate) async fn run(config: DiscoveryConfig, link: LinkConfig, workers: watch::Sender<Vec<Worker>>) {
-    match config {
-        DiscoveryConfig::EngineManager(uri) => watch_topology(uri, &link, &workers).await,
-        DiscoveryConfig::Static(uris) => poll_statuses(uris, &link, &workers).await,
+/// A source of workers.
+#[tonic::async_trait]
+pub(crate) trait Discovery: Send {
+    /// Publish the workers that there are, whenever that changes, until nobody listens.
+    async fn run(self: Box<Self>, workers: watch::Sender<Vec<Worker>>);
+}
+
+impl DiscoveryConfig {
+    /// The source that is configured.
+    pub(crate) fn source(self, link: LinkConfig) -> Box<dyn Discovery> {
+        match self {
+            Self::EngineManager(uri) => Box::new(topology::Topology { uri, link }),
+            Self::Static(uris) => Box::new(polled::Polling::new(uris, Vec::new(), names::System, link)),
+            Self::Dns { fixed, names } => Box::new(polled::Polling::new(fixed, names, names::System, link)),
+        }
     }
 }
 
-/// Without the engine-manager the last topology stands: workers outlive it, and one that died meanwhile is
-/// found by the first call or probe that fails.
-async fn watch_topology(uri: Uri, link: &LinkConfig, workers: &watch::Sender<Vec<Worker>>) {
-    let mut client = EngineManagerClient::new(channel(uri.clone(), link));
-    let mut backoff = link.poll_interval;
-    loop {
-        match client.watch_topology(v1::WatchTopologyRequest {}).await {
-            Ok(response) => {
-                tracing::info!(engine_manager = %uri, "topology watched");
-                backoff = link.poll_interval;
-                let mut topologies = response.into_inner();
-                loop {
-                    match topologies.message().await {
-                        Ok(Some(topology)) => publish(workers, topology),
-                        Ok(None) => break,
-                        Err(status) => {
-                            tracing::warn!(engine_manager = %uri, error = status.message(), "topology lost");
-                            break;
-                        }
-                    }
-                }
-            }
-            Err(status) => {
-                tracing::warn!(engine_manager = %uri, error = status.message(), "topology not reachable");
-            }
-        }
-        tokio::time::sleep(backoff).await;
-        backoff = (backoff * 2).min(MAX_BACKOFF);
-    }
-}
-
-fn publish(workers: &watch::Sender<Vec<Worker>>, topology: v1::Topology) {
-    let mut checked = Vec::with_capacity(topology.workers.len());
-    for info in topology.workers {
-        let id = info.worker_id.clone();
-        match Worker::try_from(info) {
-            Ok(worker) => checked.push(worker),
-            Err(error) => tracing::error!(worker = id, %error, "worker ignored"),
-        }
-    }
+/// Publish a list that differs from the last one.
+fn publish(workers: &watch::Sender<Vec<Worker>>, found: Vec<Worker>) {
     workers.send_if_modified(|current| {
-        let changed = *current != checked;
-        *current = checked;
+        let changed = *current != found;
+        *current = found;
         changed
     });
-}
-
-/// A worker of a fixed list.
-struct Polled {
-    uri: Uri,
-    client: WorkerClient<Channel>,
-    /// As it last described itself.
-    last: Option<Worker>,
-    n_missed: u32,
-}
-
-impl Polled {
-    /// Ask for its status, and keep what it said last through a few questions without an answer.
-    async fn poll(&mut self, timeout: Duration) {
-        let mut request = tonic::Request::new(v1::WorkerStatusRequest {});
-        request.set_timeout(timeout);
-        let status = match self.client.status(request).await {
-            Ok(response) => response.into_inner(),
-            Err(status) => {
-                self.n_missed = self.n_missed.saturating_add(1);
-                tracing::debug!(worker = %self.uri, n_missed = self.n_missed, error = status.message(), "no status");
-                if self.n_missed >= MAX_MISSED {
-                    self.last = None;
-                }
-                return;
-            }
-        };
-        self.n_missed = 0;
-        self.last = Worker::from_status(self.uri.to_string(), status)
-            .inspect_err(|error| tracing::error!(worker = %self.uri, %error, "worker ignored"))
-            .ok();
-    }
-}
-
-async fn poll_statuses(uris: Vec<Uri>, link: &LinkConfig, workers: &watch::Sender<Vec<Worker>>) {
-    let polled = |uri: Uri| Polled {
-        client: WorkerClient::new(channel(uri.clone(), link)),
-        uri,
-        last: None,
-        n_missed: 0,
-    };
-    let mut all: Vec<Polled> = uris.into_iter().map(polled).collect();
-    let mut ticks = tokio::time::interval(link.poll_interval);
-    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-    loop {
-        ticks.tick().await;
-        futures::future::join_all(all.iter_mut().map(|each| each.poll(link.unary_timeout))).await;
-        let known: Vec<Worker> = all.iter().filter_map(|each| each.last.clone()).collect();
-        workers.send_if_modified(|current| {
-            let changed = *current != known;
-            *current = known;
-            changed
-        });
-    }
 }

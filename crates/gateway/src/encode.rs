@@ -1,8 +1,12 @@
 //! Samples as the caller asked for them, off the threads that others wait for.
 
+use std::time::{Duration, Instant, SystemTime};
+
 use bytes::Bytes;
 use laneway_audio::{AudioEncoder, AudioSpec, EncodeError, Encoding};
 use laneway_proto::v1;
+use laneway_telemetry::stage;
+use tracing::Span;
 
 use crate::samples::Samples;
 
@@ -33,6 +37,43 @@ pub(crate) struct Encoder {
     spec: AudioSpec,
     /// Away while a chunk is encoded; gone when that failed.
     state: Option<AudioEncoder>,
+    work: Work,
+}
+
+/// The stage of a request that this is, told when it is over.
+#[derive(Debug)]
+struct Work {
+    request: Span,
+    began: Option<SystemTime>,
+    ended: SystemTime,
+    /// Of that time, what was worked and not waited.
+    busy: Duration,
+}
+
+impl Work {
+    fn begins(&mut self) -> Instant {
+        self.began.get_or_insert_with(SystemTime::now);
+        Instant::now()
+    }
+
+    fn ends(&mut self, began: Instant) {
+        self.busy += began.elapsed();
+        self.ended = SystemTime::now();
+    }
+}
+
+impl Drop for Work {
+    fn drop(&mut self) {
+        if let Some(began) = self.began {
+            let busy = i64::try_from(self.busy.as_micros()).unwrap_or(i64::MAX);
+            stage::record(
+                &self.request,
+                stage::ENCODE,
+                (began, self.ended),
+                &[("busy_us", busy)],
+            );
+        }
+    }
 }
 
 /// Samples or the end of them.
@@ -50,6 +91,12 @@ impl Encoder {
         Ok(Self {
             spec,
             state: Some(AudioEncoder::new(spec, input_rate)?),
+            work: Work {
+                request: Span::current(),
+                began: None,
+                ended: SystemTime::now(),
+                busy: Duration::ZERO,
+            },
         })
     }
 
@@ -85,6 +132,14 @@ impl Encoder {
 
     async fn run(&mut self, input: Input) -> Result<Bytes, EncodeError> {
         let mut state = self.state.take().ok_or_else(|| lost("it failed before"))?;
+        if state.passes_through() {
+            // There is nothing to encode, nor to tell of.
+            let mut out = Vec::new();
+            state.finish(&mut out)?;
+            self.state = Some(state);
+            return Ok(out.into());
+        }
+        let began = self.work.begins();
         let heavy = self.spec.encoding.is_compressed() || self.spec.speed != 1.0;
         let work = move || {
             let mut out = Vec::new();
@@ -101,6 +156,7 @@ impl Encoder {
         };
         let (state, out) = done?;
         self.state = Some(state);
+        self.work.ends(began);
         Ok(out.into())
     }
 }

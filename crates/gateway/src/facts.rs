@@ -1,9 +1,13 @@
 //! What a worker says of its model and of itself, checked once at the edge.
 
+use std::sync::Arc;
+
 use laneway_plan::declaration::ChunkPolicy;
 use laneway_proto::v1;
 use laneway_proto::{InvalidId, WorkerId};
 use tonic::transport::Uri;
+
+use crate::voices::Registered;
 
 /// A worker as discovery sees it.
 #[derive(Debug, Clone, PartialEq)]
@@ -54,6 +58,25 @@ pub(crate) struct Voice {
     pub(crate) name: String,
     pub(crate) language: String,
     pub(crate) dialect: String,
+    /// What it is cloned from; none for a preset, which the model has of its own.
+    pub(crate) registered: Option<Arc<Registered>>,
+}
+
+impl Voice {
+    /// Whether a request that says this means it.
+    pub(crate) fn is_called(&self, name: &str) -> bool {
+        match &self.registered {
+            Some(registered) => registered.is_called(name),
+            None => self.name.eq_ignore_ascii_case(name),
+        }
+    }
+}
+
+impl ModelFacts {
+    /// Voices that it has of its own.
+    pub(crate) fn preset_voices(&self) -> impl Iterator<Item = &Voice> {
+        self.voices.iter().filter(|voice| voice.registered.is_none())
+    }
 }
 
 /// Why a worker cannot be routed to.
@@ -197,6 +220,18 @@ impl From<v1::Voice> for Voice {
             name: voice.name,
             language: voice.language,
             dialect: voice.dialect,
+            registered: None,
+        }
+    }
+}
+
+impl From<&Arc<Registered>> for Voice {
+    fn from(registered: &Arc<Registered>) -> Self {
+        Self {
+            name: registered.name.clone(),
+            language: String::new(),
+            dialect: String::new(),
+            registered: Some(registered.clone()),
         }
     }
 }
@@ -207,6 +242,12 @@ impl From<&Voice> for v1::Voice {
             name: voice.name.clone(),
             language: voice.language.clone(),
             dialect: voice.dialect.clone(),
+            id: voice
+                .registered
+                .as_ref()
+                .map(|it| it.id.clone())
+                .unwrap_or_default(),
+            created_at: voice.registered.as_ref().map_or(0, |it| it.created_at),
         }
     }
 }
@@ -221,6 +262,7 @@ pub(crate) mod tests {
             name: name.into(),
             language: "english".into(),
             dialect: dialect.into(),
+            ..Default::default()
         };
         v1::ModelFacts {
             model: "nano".into(),

@@ -7,6 +7,7 @@
 //!
 //! Must not know: devices, engines, how a worker runs a request.
 
+mod access;
 mod admission;
 mod api;
 mod caller;
@@ -34,9 +35,12 @@ mod server;
 mod session;
 mod speech;
 mod validate;
+mod voices;
 
 pub use config::{Config, DiscoveryConfig, LinkConfig, StreamConfig};
+pub use discovery::{DnsName, NotADnsName};
 pub use drain::Shutdown;
 pub use http::origin::Origins;
 pub use keys::{ApiKeys, KeyFileError};
 pub use server::{BuildError, Gateway, ServeError};
+pub use voices::{Voices, VoicesConfig, VoicesError};

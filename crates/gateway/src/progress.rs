@@ -51,6 +51,11 @@ impl Progress {
         self.first_audio.is_some()
     }
 
+    /// Until the first audio was passed on.
+    pub(crate) fn first_audio(&self) -> Option<Duration> {
+        self.first_audio
+    }
+
     /// Samples passed on.
     pub(crate) fn samples(&self) -> u64 {
         self.samples

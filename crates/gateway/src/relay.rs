@@ -6,6 +6,8 @@
 //! relay itself ends when the caller has taken everything, left, or took nothing for too long: then permit and id
 //! are free.
 
+mod cut;
+
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -20,6 +22,7 @@ use tracing::Instrument as _;
 use v1::synthesize_response::Event as Sent;
 use v1::worker_synthesize_response::Event as Received;
 
+use crate::access;
 use crate::admission::{Signal, Ticket};
 use crate::config::{LinkConfig, StreamConfig};
 use crate::delivery::{Delivery, Last, Message, Taken};
@@ -28,6 +31,8 @@ use crate::progress::Progress;
 use crate::routing::{Assignment, RETRY_AFTER, Router, overloaded};
 use crate::samples::Samples;
 use crate::validate::Checked;
+
+pub(crate) use cut::{cut, sleep_until};
 
 /// Most times that one request is tried: one that brings its worker down must not bring them all down.
 const MAX_ATTEMPTS: usize = 3;
@@ -84,8 +89,22 @@ enum Failed {
     Elsewhere(Failure),
     /// No worker would do better.
     Here(Failure),
+    /// No worker has to do with it.
+    Ours(Failure),
     /// Not the worker's doing.
     Interrupted(Interrupt),
+}
+
+/// What an attempt says of its worker. A refusal in its own words says that it is well.
+fn judge(assignment: &Assignment, outcome: &Result<v1::SynthesizeResponse, Failed>) {
+    match outcome {
+        Err(Failed::Here(failure) | Failed::Elsewhere(failure)) => match failure.code {
+            ErrorCode::Internal | ErrorCode::WorkerLost => assignment.link.failed(),
+            _ => {}
+        },
+        Err(Failed::Ours(_) | Failed::Interrupted(_)) => {}
+        Ok(_) => assignment.link.worked(),
+    }
 }
 
 /// How the worker's part of a stream ended.
@@ -99,14 +118,14 @@ pub(crate) enum Ended<M = v1::SynthesizeResponse> {
     Cut(Failure),
 }
 
-/// Run a request to its end.
-pub(crate) async fn run(relay: Relay, checked: Checked) {
+/// Run a request to its end, and say how it was. `None`: it could not begin, and its caller is told so.
+pub(crate) async fn run(relay: Relay, checked: Checked) -> Option<access::Ended> {
     let encoder = match Encoder::new(checked.audio, checked.model.sample_rate) {
         Ok(encoder) => encoder,
         Err(error) => {
             // It was validated. Dropping the delivery tells the caller of an internal error.
             tracing::error!(%error, "no encoder for a request that was validated");
-            return;
+            return None;
         }
     };
     let mut state = State {
@@ -121,20 +140,19 @@ pub(crate) async fn run(relay: Relay, checked: Checked) {
         relay,
     };
     let ended = state.route().await;
-    let (samples, arrived) = (state.progress.samples(), state.relay.arrived);
+    let (samples, first_audio) = (state.encoder.n_samples(), state.progress.first_audio());
     let State { relay, deadline, .. } = state;
-    let key = relay.ticket.key.label();
-    let label = match deliver(relay.ticket, relay.out, relay.stream.caller, deadline, ended).await {
-        Ok(()) => "ok",
-        Err(code) => code.label(),
-    };
-    metrics::counter!(metric::GATEWAY_REQUESTS, "outcome" => label, "key" => key).increment(1);
-    tracing::info!(
-        outcome = label,
+    let key = relay.ticket.key.clone();
+    let outcome = deliver(relay.ticket, relay.out, relay.stream.caller, deadline, ended).await;
+    let label = outcome.map_or_else(ErrorCode::label, |()| "ok");
+    metrics::counter!(metric::GATEWAY_REQUESTS, "outcome" => label, "key" => key.label()).increment(1);
+    Some(access::Ended {
+        outcome,
+        key,
         samples,
-        seconds = arrived.elapsed().as_secs_f64(),
-        "request ended"
-    );
+        first_audio,
+        total: relay.arrived.elapsed(),
+    })
 }
 
 /// Hand over the end, behind what waits, and wait until it was taken, for at most `caller` between two messages.
@@ -224,10 +242,12 @@ impl State {
             }
             tried.push(assignment.link.id.clone());
             self.taken = false;
-            let failure = match self.attempt(&assignment).await {
+            let outcome = self.attempt(&assignment).await;
+            judge(&assignment, &outcome);
+            let failure = match outcome {
                 Ok(last) => return Ended::Well(last),
                 Err(Failed::Interrupted(interrupt)) => return self.interrupted(interrupt).await,
-                Err(Failed::Here(failure)) => return Ended::Failed(failure),
+                Err(Failed::Here(failure) | Failed::Ours(failure)) => return Ended::Failed(failure),
                 Err(Failed::Elsewhere(failure)) => failure,
             };
             // One that is not up yet has not tried it, and the wait for it has its own bound.
@@ -366,7 +386,7 @@ impl State {
             .encoder
             .chunk(samples)
             .await
-            .map_err(|error| Failed::Here(not_encoded(&error)))?;
+            .map_err(|error| Failed::Ours(not_encoded(&error)))?;
         self.send_audio(sample_offset, audio)
             .await
             .map_err(Failed::Interrupted)
@@ -423,7 +443,7 @@ impl State {
             .encoder
             .finish()
             .await
-            .map_err(|error| Failed::Here(not_encoded(&error)))?;
+            .map_err(|error| Failed::Ours(not_encoded(&error)))?;
         self.send_audio(sample_offset, rest)
             .await
             .map_err(Failed::Interrupted)?;
@@ -545,30 +565,11 @@ impl State {
         match self.last(v1::FinishReason::Stopped, 0).await {
             Ok(last) => Ended::Well(last),
             Err(Failed::Interrupted(interrupt)) => Ended::Cut(cut(interrupt)),
-            Err(Failed::Here(failure) | Failed::Elsewhere(failure)) => Ended::Failed(failure),
+            Err(Failed::Here(failure) | Failed::Elsewhere(failure) | Failed::Ours(failure)) => {
+                Ended::Failed(failure)
+            }
         }
     }
-}
-
-/// What ends a stream early, as its caller is told. Counts it.
-pub(crate) fn cut(interrupt: Interrupt) -> Failure {
-    let (by, code, message) = match interrupt {
-        Interrupt::Gone => ("client", ErrorCode::Cancelled, "the caller left"),
-        Interrupt::Patience => (
-            "client",
-            ErrorCode::Cancelled,
-            "the caller took no audio for too long",
-        ),
-        Interrupt::Deadline => ("deadline", ErrorCode::DeadlineExceeded, "the deadline passed"),
-        Interrupt::Signal(Signal::GoAway) => (
-            "drain",
-            ErrorCode::Draining,
-            "the gateway shut down before the end",
-        ),
-        Interrupt::Signal(_) => ("kill", ErrorCode::Cancelled, "the request was cancelled"),
-    };
-    metrics::counter!(metric::GATEWAY_CANCELS, "by" => by).increment(1);
-    Failure::new(code, message)
 }
 
 /// What a worker knows one attempt by: the caller's id, so that logs can be read together, and a part of its own.
@@ -591,12 +592,4 @@ fn worker_lost() -> Failure {
 fn broken(assignment: &Assignment, problem: &str) -> Failed {
     tracing::error!(worker = %assignment.link.id, problem, "worker broke the protocol");
     Failed::Here(Failure::internal())
-}
-
-/// Never without a deadline.
-pub(crate) async fn sleep_until(deadline: Option<Instant>) {
-    match deadline {
-        Some(deadline) => tokio::time::sleep_until(deadline).await,
-        None => std::future::pending().await,
-    }
 }

@@ -43,7 +43,7 @@ impl RivaSpeechSynthesis for Api {
     ) -> Result<Response<SynthesizeSpeechResponse>, Status> {
         let (caller, asked) = Caller::of(request);
         let (text, id) = (asked.text.clone(), asked.id.clone());
-        let begun = request::converted(asked, &self.router.models())
+        let begun = request::converted(asked, &self.models())
             .and_then(|request| self.speak(request, caller).map_err(request::in_rivas_words));
         let mut events = begun?;
         let mut audio = BytesMut::new();
@@ -76,7 +76,7 @@ impl RivaSpeechSynthesis for Api {
             return Err(Failure::new(ErrorCode::InvalidArgument, "no request came").into());
         };
         let id = first.id.clone();
-        let start = request::converted(first.clone(), &self.router.models())?;
+        let start = request::converted(first.clone(), &self.models())?;
         let settings = SynthesizeSpeechRequest {
             text: String::new(),
             ..first
@@ -104,7 +104,7 @@ impl RivaSpeechSynthesis for Api {
         &self,
         request: Request<RivaSynthesisConfigRequest>,
     ) -> Result<Response<RivaSynthesisConfigResponse>, Status> {
-        let mut models = self.router.models();
+        let mut models = self.models();
         let name = request.into_inner().model_name;
         if !name.is_empty() {
             let found = validate::find_model(&name, &models);

@@ -1,22 +1,30 @@
-//! Which worker takes a request: the least loaded one that serves the model and can be reached.
+//! Which worker takes a request: the least loaded one that serves the model, can be reached and does not fail all that it
+//! is given. The choice itself is a pure function (`routing/choice.rs`).
 //!
 //! Owns: one link (connection, requests in flight, whether it is lost) for each discovered worker. The roster
 //! task, started by `Config::build`, turns discovered lists into links and publishes them; it ends when the
 //! discovery does. A link that failed a call is probed by a task of its own until it answers or its worker is
 //! gone; while it does not answer it takes no requests.
 
+mod choice;
+mod outlier;
+
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Weak};
+use std::time::Instant;
 
 use laneway_proto::v1::worker_client::WorkerClient;
 use laneway_proto::{ErrorCode, Failure, WorkerId, v1};
 use laneway_telemetry::metric;
+use parking_lot::Mutex;
 use tokio::sync::{Notify, watch};
 use tonic::transport::{Channel, Uri};
 
 use crate::config::LinkConfig;
 use crate::discovery::channel;
 use crate::facts::{Load, ModelFacts, Worker};
+use choice::{Candidate, choose};
+use outlier::Outlier;
 
 /// When trying again makes sense for a caller who found every worker full.
 pub(crate) const RETRY_AFTER: std::time::Duration = std::time::Duration::from_secs(1);
@@ -33,11 +41,25 @@ pub(crate) struct Link {
     suspected: AtomicBool,
     /// A probe found that it does not answer.
     lost: AtomicBool,
+    outlier: Mutex<Outlier>,
     config: LinkConfig,
     changed: Arc<Notify>,
 }
 
 impl Link {
+    /// It did what it was asked to.
+    pub(crate) fn worked(&self) {
+        self.outlier.lock().worked();
+    }
+
+    /// It failed a call that another worker might not have failed.
+    pub(crate) fn failed(&self) {
+        if let Some(pause) = self.outlier.lock().failed(Instant::now()) {
+            metrics::counter!(metric::GATEWAY_EJECTIONS).increment(1);
+            tracing::warn!(worker = %self.id, ?pause, "worker failed too often in a row: others go first");
+        }
+    }
+
     /// A call failed in a way that the worker did not choose: find out whether it is there at all.
     pub(crate) fn suspect(self: &Arc<Self>) {
         if !self.suspected.swap(true, Ordering::Relaxed) {
@@ -83,6 +105,8 @@ struct Place {
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Roster {
     places: Vec<Place>,
+    /// To every worker, also those that take no requests from here.
+    links: Vec<Arc<Link>>,
 }
 
 impl Roster {
@@ -105,6 +129,8 @@ impl Roster {
 pub(crate) struct Router {
     roster: watch::Receiver<Roster>,
     turn: Arc<AtomicU32>,
+    /// The worker that the stream is with, where one stream makes several calls.
+    stays: Option<Arc<Mutex<Option<WorkerId>>>>,
 }
 
 /// A worker that was picked, counted as busy until this is dropped.
@@ -125,12 +151,27 @@ impl Router {
         Self {
             roster,
             turn: Arc::default(),
+            stays: None,
+        }
+    }
+
+    /// For one stream of several calls, which stays where it is while that costs it little: a worker that has encoded
+    /// its clip or its prompt need not do it again.
+    pub(crate) fn for_stream(&self) -> Self {
+        Self {
+            stays: Some(Arc::default()),
+            ..self.clone()
         }
     }
 
     /// See [`Roster::models`].
     pub(crate) fn models(&self) -> Vec<Arc<ModelFacts>> {
         self.roster.borrow().models()
+    }
+
+    /// Every worker that is known.
+    pub(crate) fn links(&self) -> Vec<Arc<Link>> {
+        self.roster.borrow().links.clone()
     }
 
     /// Whether a request for `model` (empty: for any) finds a place now. What no worker serves is not said here.
@@ -156,31 +197,39 @@ impl Router {
     /// `NoWorker` when none serves it, `Overloaded` when all that do are full.
     pub(crate) fn pick(&self, model: &str, tried: &[WorkerId]) -> Result<Assignment, Failure> {
         let roster = self.roster.borrow();
-        let mut candidates: Vec<_> = roster
+        let places: Vec<_> = roster
             .places
             .iter()
             .filter(|place| place.model.name == model && !place.link.lost.load(Ordering::Relaxed))
             .filter(|place| !tried.contains(&place.link.id))
             .collect();
-        if candidates.is_empty() {
+        if places.is_empty() {
             return Err(Failure::new(
                 ErrorCode::NoWorker,
                 format!("no worker serves \"{model}\" at the moment"),
             )
             .retry_after(RETRY_AFTER));
         }
-        // Equally loaded workers take turns.
-        let turn = self.turn.fetch_add(1, Ordering::Relaxed) as usize % candidates.len();
-        candidates.rotate_left(turn);
-        let best = candidates
-            .into_iter()
-            .filter(|place| !is_full(place))
-            .min_by(|a, b| busy_share(a).total_cmp(&busy_share(b)))
-            .ok_or_else(every_worker_is_full)?;
-        best.link.in_flight.fetch_add(1, Ordering::Relaxed);
-        Ok(Assignment {
-            link: best.link.clone(),
-        })
+        let stays_with = self.stays.as_ref().and_then(|stays| stays.lock().clone());
+        let now = Instant::now();
+        let candidates: Vec<_> = places
+            .iter()
+            .map(|place| Candidate {
+                requests: requests(place),
+                capacity: place.load.capacity,
+                full: is_full(place),
+                ejected: place.link.outlier.lock().is_ejected(now),
+                stays: stays_with.as_ref() == Some(&place.link.id),
+            })
+            .collect();
+        let turn = self.turn.fetch_add(1, Ordering::Relaxed) as usize;
+        let best = choose(&candidates, turn).ok_or_else(every_worker_is_full)?;
+        let link = places[best].link.clone();
+        if let Some(stays) = &self.stays {
+            *stays.lock() = Some(link.id.clone());
+        }
+        link.in_flight.fetch_add(1, Ordering::Relaxed);
+        Ok(Assignment { link })
     }
 }
 
@@ -199,12 +248,11 @@ fn is_full(place: &Place) -> bool {
 }
 
 /// The report may be old, and our own count misses what other gateways sent: the larger one is nearer.
-fn busy_share(place: &Place) -> f64 {
-    let requests = place
+fn requests(place: &Place) -> u32 {
+    place
         .load
         .requests
-        .max(place.link.in_flight.load(Ordering::Relaxed));
-    f64::from(requests) / f64::from(place.load.capacity.max(1))
+        .max(place.link.in_flight.load(Ordering::Relaxed))
 }
 
 /// Keep the roster in step with what was discovered and with which links are lost, until the discovery ends.
@@ -233,7 +281,10 @@ pub(crate) async fn run_roster(
             }
         }
         metrics::gauge!(metric::GATEWAY_WORKERS_SERVING).set(places.len() as f64);
-        roster.send_replace(Roster { places });
+        roster.send_replace(Roster {
+            places,
+            links: links.clone(),
+        });
         tokio::select! {
             more = workers.changed() => if more.is_err() { return },
             () = changed.notified() => {}
@@ -258,6 +309,7 @@ fn links_for(
                 in_flight: AtomicU32::new(0),
                 suspected: AtomicBool::new(false),
                 lost: AtomicBool::new(false),
+                outlier: Mutex::default(),
                 config: config.clone(),
                 changed: changed.clone(),
             })
@@ -358,5 +410,33 @@ mod tests {
         held.link.suspect();
         until(&mut roster, |roster| !roster.serves()).await;
         assert_eq!(router.pick("nano", &[]).unwrap_err().code, ErrorCode::NoWorker);
+    }
+
+    #[tokio::test]
+    async fn a_worker_that_fails_all_it_is_given_is_left_alone_while_there_are_others() {
+        let (router, _discovered) = router(vec![worker("a", 0, 8), worker("b", 7, 8)]).await;
+        for _ in 0..outlier::IN_A_ROW {
+            let assignment = router.pick("nano", &[]).unwrap();
+            assert_eq!(assignment.link.id.as_str(), "a");
+            assignment.link.failed();
+        }
+        assert_eq!(picked(&router), "b", "busier, and works");
+        let b = [WorkerId::new("b").unwrap()];
+        let only = router.pick("nano", &b).unwrap();
+        assert_eq!(only.link.id.as_str(), "a", "where there is no other it is tried");
+        only.link.worked();
+        assert_eq!(picked(&router), "a");
+    }
+
+    #[tokio::test]
+    async fn a_stream_stays_where_it_is_and_other_streams_do_not_follow() {
+        let (router, _discovered) = router(vec![worker("a", 0, 8), worker("b", 0, 8)]).await;
+        let stream = router.for_stream();
+        let first = picked(&stream);
+        for _ in 0..4 {
+            assert_eq!(picked(&stream), first);
+        }
+        let others = [picked(&router), picked(&router)];
+        assert_ne!(others[0], others[1], "equally loaded workers take turns");
     }
 }

@@ -21,13 +21,14 @@ use crate::api::Api;
 use crate::config::Config;
 use crate::drain::{Shutdown, drained};
 use crate::http::guard::guard;
+use crate::http::lanes::Lanes;
 use crate::http::stream::Sockets;
 use crate::keys::ApiKeys;
 use crate::listen::{self, Serving};
 use crate::readable::Readable;
 use crate::routing::{Roster, Router, run_roster};
 use crate::session::UTTERANCES_AT_ONCE;
-use crate::{discovery, health, http, open_files};
+use crate::{health, http, open_files};
 
 /// Calls of one connection beyond the requests that are admitted. Without this room a caller's excess would wait
 /// unanswered in its own library, and so would its health checks and cancels.
@@ -113,11 +114,8 @@ impl Gateway {
         let (roster_sender, roster) = watch::channel(Roster::default());
         // These end with this call, however it ends.
         let spawn = |task| AbortOnDropHandle::new(task);
-        let _discovery = spawn(tokio::spawn(discovery::run(
-            config.discovery,
-            config.link.clone(),
-            workers_sender,
-        )));
+        let discovery = config.discovery.source(config.link.clone());
+        let _discovery = spawn(tokio::spawn(discovery.run(workers_sender)));
         let _roster = spawn(tokio::spawn(run_roster(
             workers,
             config.link.clone(),
@@ -135,11 +133,17 @@ impl Gateway {
             stopped.clone(),
         )));
 
+        if let Some(voices) = &config.voices {
+            voices.count();
+        }
         let write_timeout = config.stream.caller;
         let api = Api {
             admission: admission.clone(),
             router: Router::new(roster),
             max_text_chars: config.max_text_chars,
+            max_request_bytes: config.max_request_bytes,
+            voices: config.voices,
+            lanes: Lanes::default(),
             stream: config.stream,
             link: config.link,
         };

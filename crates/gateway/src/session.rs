@@ -20,6 +20,7 @@ use tokio::time::Instant;
 use tonic::Status;
 use v1::synthesize_response::Event as Heard;
 
+use crate::access;
 use crate::admission::{Signal, Ticket};
 use crate::delivery::Delivery;
 use crate::encode::{Encoder, wire_format};
@@ -163,14 +164,17 @@ impl<M: Shape> Session<M> {
         let SessionConfig {
             ticket, out, caller, ..
         } = self.config;
+        let key = ticket.key.clone();
         let outcome = relay::deliver(ticket, out, caller, deadline, ended).await;
-        tracing::info!(
-            outcome = outcome.map_or_else(ErrorCode::label, |()| "ok"),
-            sentences = told.sentences(),
-            samples = told.samples(),
-            seconds = arrived.elapsed().as_secs_f64(),
-            "session ended"
-        );
+        tracing::debug!(sentences = told.sentences(), "session ended");
+        let ended = access::Ended {
+            outcome,
+            key,
+            samples: told.samples(),
+            first_audio: told.first_audio(),
+            total: arrived.elapsed(),
+        };
+        ended.log();
     }
 
     async fn speak(&mut self) -> Ended<M> {

@@ -54,7 +54,7 @@ impl Speech for Api {
         &self,
         request: Request<v1::ListVoicesRequest>,
     ) -> Result<Response<v1::ListVoicesResponse>, Status> {
-        let mut models = self.router.models();
+        let mut models = self.models();
         let name = request.into_inner().model;
         if !name.is_empty() {
             models = vec![validate::find_model(&name, &models)?];
@@ -68,6 +68,27 @@ impl Speech for Api {
             models: models.into_iter().map(voices_of).collect(),
         }))
     }
+
+    async fn register_voice(
+        &self,
+        request: Request<v1::RegisterVoiceRequest>,
+    ) -> Result<Response<v1::RegisterVoiceResponse>, Status> {
+        let (caller, request) = Caller::of(request);
+        let place = self.enter_registration(caller.key)?;
+        let registered = self.register_voice(place, request).await?;
+        let voice = v1::Voice::from(&crate::facts::Voice::from(&registered));
+        Ok(Response::new(v1::RegisterVoiceResponse { voice: Some(voice) }))
+    }
+
+    async fn delete_voice(
+        &self,
+        request: Request<v1::DeleteVoiceRequest>,
+    ) -> Result<Response<v1::DeleteVoiceResponse>, Status> {
+        let (caller, request) = Caller::of(request);
+        let deleted = self.delete_voice(request.voice, &caller.key).await?;
+        let id = deleted.id.clone();
+        Ok(Response::new(v1::DeleteVoiceResponse { id }))
+    }
 }
 
 #[tonic::async_trait]
@@ -76,7 +97,7 @@ impl Models for Api {
         &self,
         _request: Request<v1::ListModelsRequest>,
     ) -> Result<Response<v1::ListModelsResponse>, Status> {
-        let models = self.router.models();
+        let models = self.models();
         let facts = |model: &Arc<crate::facts::ModelFacts>| {
             let mut facts = v1::ModelFacts::from(&**model);
             if let Some(limits) = &mut facts.limits {

@@ -4,7 +4,7 @@
 use std::fmt::Display;
 use std::sync::Arc;
 
-use laneway_audio::{AudioSpec, ClipLimits, Encoding, SPEED_RANGE, read_raw_f32, read_wav};
+use laneway_audio::{AudioSpec, Clip, ClipLimits, Encoding, SPEED_RANGE, read_raw_f32, read_wav};
 use laneway_proto::{ErrorCode, Failure, RequestId, Violation, samples_to_bytes, v1};
 
 use crate::encode::{FORMATS, SAMPLE_RATES};
@@ -153,7 +153,7 @@ fn check_request(
     };
     check_length("text", &request.text, max_text_chars, &mut violations);
     let one_go = text == Text::Piece || request.text.chars().count() <= model.max_text_chars;
-    let voice = check_voice(&request.voice, &model, &mut violations);
+    let (voice, registered) = check_voice(&request.voice, &model, &mut violations);
     let language = check_language(&request.language, &model, &mut violations);
     check_instruct(&request.instruct, &model, &mut violations);
     if let Some(sampling) = &request.sampling {
@@ -193,7 +193,7 @@ fn check_request(
         );
         violations.add(ErrorCode::InvalidArgument, "layout", problem);
     }
-    let reference = check_reference(request.reference, &model, &mut violations);
+    let reference = check_reference(request.reference, registered, &model, &mut violations);
 
     violations.into_result()?;
     let (Some(id), Some(audio)) = (id, audio) else {
@@ -255,7 +255,7 @@ fn list<T: Display>(values: impl IntoIterator<Item = T>) -> String {
 }
 
 /// Line breaks and tabs are spoken as pauses; nothing else that cannot be seen belongs into a text.
-fn check_text(field: &str, text: &str, violations: &mut Violations) {
+pub(crate) fn check_text(field: &str, text: &str, violations: &mut Violations) {
     let control = |c: char| c.is_control() && !matches!(c, '\n' | '\r' | '\t');
     if let Some((index, c)) = text.chars().enumerate().find(|(_, c)| control(*c)) {
         let problem = format!(
@@ -302,31 +302,34 @@ fn check_model(
     }
 }
 
-fn check_voice(name: &str, model: &ModelFacts, violations: &mut Violations) -> String {
-    let known = model
-        .voices
-        .iter()
-        .find(|voice| voice.name.eq_ignore_ascii_case(name));
-    match known {
-        Some(voice) => return voice.name.clone(),
-        None if model.voices.is_empty() && name.is_empty() => {}
-        None if model.voices.is_empty() => {
-            let problem = format!("the model \"{}\" has no preset voices; leave it out", model.name);
-            violations.add(ErrorCode::UnsupportedField, "voice", problem);
-        }
-        None => {
-            let voices = list(model.voices.iter().map(|voice| &voice.name));
-            let (code, problem) = match name {
-                "" => (ErrorCode::InvalidArgument, format!("name one of: {voices}")),
-                name => (
-                    ErrorCode::UnknownVoice,
-                    format!("no voice \"{}\"; there are: {voices}", shortened(name)),
-                ),
-            };
-            violations.add(code, "voice", problem);
-        }
+/// The preset voice of that name, for the worker; or the clip of a registered one.
+fn check_voice(
+    name: &str,
+    model: &ModelFacts,
+    violations: &mut Violations,
+) -> (String, Option<v1::ReferenceClip>) {
+    if let Some(voice) = model.voices.iter().find(|voice| voice.is_called(name)) {
+        return match &voice.registered {
+            Some(registered) => (String::new(), Some((&registered.clip).into())),
+            None => (voice.name.clone(), None),
+        };
     }
-    String::new()
+    let has_presets = model.preset_voices().next().is_some();
+    let names = || list(model.voices.iter().map(|voice| &voice.name));
+    let (code, problem) = match name {
+        "" if has_presets => (ErrorCode::InvalidArgument, format!("name one of: {}", names())),
+        "" => return Default::default(),
+        _ if !has_presets && !model.takes_reference => (
+            ErrorCode::UnsupportedField,
+            format!("the model \"{}\" has no preset voices; leave it out", model.name),
+        ),
+        name => (
+            ErrorCode::UnknownVoice,
+            format!("no voice \"{}\"; there are: {}", shortened(name), names()),
+        ),
+    };
+    violations.add(code, "voice", problem);
+    Default::default()
 }
 
 /// The model's own spelling, or empty for automatic.
@@ -494,30 +497,51 @@ fn check_format(format: i32, violations: &mut Violations) -> Option<Encoding> {
 
 fn check_reference(
     reference: Option<v1::ReferenceClip>,
+    registered: Option<v1::ReferenceClip>,
     model: &ModelFacts,
     violations: &mut Violations,
 ) -> Option<v1::ReferenceClip> {
-    let reference = match (reference, model.takes_reference) {
-        (None, false) => return None,
-        (None, true) => {
-            let problem = format!("the model \"{}\" clones a voice; send a clip of it", model.name);
+    let reference = match (reference, registered) {
+        (None, Some(registered)) => return Some(registered),
+        (None, None) if !model.takes_reference => return None,
+        (None, None) => {
+            let problem = format!(
+                "the model \"{}\" clones a voice; send a clip of it, or name a registered one as `voice`",
+                model.name
+            );
             violations.add(ErrorCode::InvalidArgument, "reference", problem);
             return None;
         }
-        (Some(_), false) => {
+        (Some(_), Some(_)) => {
+            let problem = "`voice` names a registered one, which has a clip; leave one of them out";
+            violations.add(ErrorCode::InvalidArgument, "reference", problem);
+            return None;
+        }
+        (Some(_), None) if !model.takes_reference => {
             let problem = format!("the model \"{}\" does not clone voices; leave it out", model.name);
             violations.add(ErrorCode::UnsupportedField, "reference", problem);
             return None;
         }
-        (Some(reference), true) => reference,
+        (Some(reference), None) => reference,
     };
-    check_text("reference.text", &reference.text, violations);
-    check_length(
-        "reference.text",
-        &reference.text,
-        model.max_text_chars,
-        violations,
-    );
+    let (clip, text) = read_reference(reference, "reference", model, violations)?;
+    Some(v1::ReferenceClip {
+        audio: samples_to_bytes(&clip.samples),
+        sample_rate: clip.sample_rate,
+        text,
+    })
+}
+
+/// The clip in `field` and what is said in it, if it is one that the model takes.
+pub(crate) fn read_reference(
+    reference: v1::ReferenceClip,
+    field: &str,
+    model: &ModelFacts,
+    violations: &mut Violations,
+) -> Option<(Clip, String)> {
+    let text_field = format!("{field}.text");
+    check_text(&text_field, &reference.text, violations);
+    check_length(&text_field, &reference.text, model.max_text_chars, violations);
     let limits = ClipLimits {
         max_ms: model.max_reference_ms,
     };
@@ -525,22 +549,19 @@ fn check_reference(
         0 => read_wav(&reference.audio, limits),
         rate => read_raw_f32(&reference.audio, rate, limits),
     };
+    let audio_field = format!("{field}.audio");
     match clip {
         Ok(clip) if clip.sample_rate != model.sample_rate => {
             let problem = format!(
                 "a clip of {} Hz is not resampled yet; send {} Hz",
                 clip.sample_rate, model.sample_rate
             );
-            violations.add(ErrorCode::UnsupportedSampleRate, "reference.audio", problem);
+            violations.add(ErrorCode::UnsupportedSampleRate, &audio_field, problem);
             None
         }
-        Ok(clip) => Some(v1::ReferenceClip {
-            audio: samples_to_bytes(&clip.samples),
-            sample_rate: clip.sample_rate,
-            text: reference.text,
-        }),
+        Ok(clip) => Some((clip, reference.text)),
         Err(error) => {
-            violations.add(ErrorCode::InvalidArgument, "reference.audio", error.to_string());
+            violations.add(ErrorCode::InvalidArgument, &audio_field, error.to_string());
             None
         }
     }

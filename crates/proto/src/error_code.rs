@@ -65,6 +65,12 @@ pub enum ErrorCode {
     OriginNotAllowed,
     /// The caller's API key has calls enough for now.
     RateLimited,
+    /// The gateway keeps no registered voices.
+    VoicesNotKept,
+    /// Another clip is registered under that name.
+    VoiceExists,
+    /// No more voices are kept: one has to be deleted first.
+    VoicesFull,
     /// A fault of ours. The message to the caller never says more.
     Internal,
 }
@@ -101,7 +107,7 @@ const fn row(
 }
 
 /// Every code, in the order of the enum.
-pub const ERROR_CODES: [ErrorCodeRow; 31] = [
+pub const ERROR_CODES: [ErrorCodeRow; 34] = [
     row(
         ErrorCode::InvalidArgument,
         "INVALID_ARGUMENT",
@@ -311,6 +317,27 @@ pub const ERROR_CODES: [ErrorCodeRow; 31] = [
         Code::ResourceExhausted,
         429,
         "rate_limited",
+    ),
+    row(
+        ErrorCode::VoicesNotKept,
+        "VOICES_NOT_KEPT",
+        Code::FailedPrecondition,
+        501,
+        "voices_not_kept",
+    ),
+    row(
+        ErrorCode::VoiceExists,
+        "VOICE_EXISTS",
+        Code::AlreadyExists,
+        409,
+        "voice_exists",
+    ),
+    row(
+        ErrorCode::VoicesFull,
+        "VOICES_FULL",
+        Code::ResourceExhausted,
+        507,
+        "voices_full",
     ),
     row(ErrorCode::Internal, "INTERNAL", Code::Internal, 500, "internal"),
 ];

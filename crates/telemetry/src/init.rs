@@ -70,6 +70,10 @@ pub fn init(config: TelemetryConfig) -> anyhow::Result<TelemetryGuard> {
         .map(|endpoint| tracer_provider(config.service, endpoint))
         .transpose()?;
     opentelemetry::global::set_text_map_propagator(TraceContextPropagator::new());
+    if let Some(provider) = &provider {
+        // For spans that are recorded once they are over.
+        opentelemetry::global::set_tracer_provider(provider.clone());
+    }
 
     // Colours are for a terminal; in a file they are noise.
     let lines = tracing_subscriber::fmt::layer()

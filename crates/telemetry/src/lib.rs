@@ -9,6 +9,7 @@ mod init;
 pub mod metric;
 pub mod propagation;
 mod signals;
+pub mod stage;
 
 pub use causes::causes;
 pub use exporter::{install_recorder, serve_metrics};

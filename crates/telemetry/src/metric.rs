@@ -24,11 +24,15 @@ pub const GATEWAY_FINISHED: &str = "laneway_gateway_finished_total";
 pub const GATEWAY_CANCELS: &str = "laneway_gateway_cancels_total";
 /// Requests sent to another worker before their first audio.
 pub const GATEWAY_RETRIES: &str = "laneway_gateway_retries_total";
+/// Times that a worker was left alone because it failed what it was given.
+pub const GATEWAY_EJECTIONS: &str = "laneway_gateway_ejections_total";
 /// Samples of audio delivered.
 pub const GATEWAY_AUDIO_SAMPLES: &str = "laneway_gateway_audio_samples_total";
 /// Seconds that a listener who plays from the first byte went without sound, the longest lag of a stream; one value
 /// a stream with audio, 0 for one that was never late.
 pub const GATEWAY_UNDERRUN: &str = "laneway_gateway_underrun_seconds";
+/// Registered voices.
+pub const GATEWAY_VOICES: &str = "laneway_gateway_voices";
 /// Workers that take requests and can be reached.
 pub const GATEWAY_WORKERS_SERVING: &str = "laneway_gateway_workers_serving";
 
@@ -48,6 +52,8 @@ pub const WORKER_PHASE: &str = "laneway_worker_phase_seconds";
 pub const WORKER_STEP_ITEMS: &str = "laneway_worker_step_items";
 /// Codec steps for each Talker step, over the last interval in which the Talker stepped.
 pub const WORKER_CODEC_STEPS_PER_TALKER_STEP: &str = "laneway_worker_codec_steps_per_talker_step";
+/// Share of time that a lane had a step in flight, over the last interval, by `lane`.
+pub const WORKER_LANE_BUSY: &str = "laneway_worker_lane_busy";
 /// Rows of one step, by `lane` and `walk`.
 pub const WORKER_STEP_ROWS: &str = "laneway_worker_step_rows";
 /// Slots or pages in use, by `resource`.
@@ -160,6 +166,11 @@ pub const METRICS: &[Metric] = &[
         "Requests sent to another worker before their first audio.",
     ),
     metric(
+        GATEWAY_EJECTIONS,
+        Kind::Counter,
+        "Times that a worker was left alone because it failed what it was given.",
+    ),
+    metric(
         GATEWAY_AUDIO_SAMPLES,
         Kind::Counter,
         "Samples of audio delivered.",
@@ -169,6 +180,7 @@ pub const METRICS: &[Metric] = &[
         Kind::Histogram(UNDERRUN_SECONDS),
         "Longest time that the sound of a stream came late, one value a stream.",
     ),
+    metric(GATEWAY_VOICES, Kind::Gauge, "Registered voices."),
     metric(
         GATEWAY_WORKERS_SERVING,
         Kind::Gauge,
@@ -205,6 +217,11 @@ pub const METRICS: &[Metric] = &[
         WORKER_CODEC_STEPS_PER_TALKER_STEP,
         Kind::Gauge,
         "Codec steps for each Talker step, over the last interval.",
+    ),
+    metric(
+        WORKER_LANE_BUSY,
+        Kind::Gauge,
+        "Share of time that a lane had a step in flight, over the last interval, by lane.",
     ),
     metric(
         WORKER_STEP_ROWS,

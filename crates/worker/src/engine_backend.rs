@@ -285,6 +285,7 @@ impl Backend for EngineBackend {
             name: voice.name.clone(),
             language: String::new(),
             dialect: voice.dialect.clone().unwrap_or_default(),
+            ..Default::default()
         };
         let max_window = |edge: &laneway_plan::declaration::StreamEdgeDecl| edge.max_window;
         let declaration = laneway_engine::node::Model::declaration(&*self.model);

@@ -25,6 +25,7 @@ mod share;
 mod state;
 #[cfg(test)]
 mod tests;
+mod trace;
 mod warm_up;
 mod wire;
 

@@ -1,5 +1,7 @@
 //! The worker's metrics. The engine counts by itself; this carries what it counted over to the recorder.
 
+use std::collections::BTreeMap;
+
 use laneway_engine::{EngineStats, Histogram, LanePhases, Phase, STEP_MS_BUCKETS, WalkStats};
 use laneway_plan::declaration::WalkKind;
 use laneway_telemetry::metric;
@@ -13,6 +15,13 @@ pub(crate) fn ended(outcome: &'static str) {
 /// A request was admitted after so long.
 pub(crate) fn queued(wait: std::time::Duration) {
     histogram!(metric::WORKER_QUEUE_WAIT).record(wait.as_secs_f64());
+}
+
+/// How busy the lanes were.
+pub(crate) fn lanes(shares: &BTreeMap<usize, f64>) {
+    for (lane, share) in shares {
+        gauge!(metric::WORKER_LANE_BUSY, "lane" => lane.to_string()).set(*share);
+    }
 }
 
 /// Carry over what changed between two snapshots of the same engine.

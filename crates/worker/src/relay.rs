@@ -21,6 +21,7 @@ use crate::failure;
 use crate::meter;
 use crate::output::{AudioMeter, Piece, finish_reason};
 use crate::state::Place;
+use crate::trace::Trace;
 
 /// Messages on their way to the codec worker before the Talker parks.
 const FRAMES_HELD: usize = 16;
@@ -41,6 +42,7 @@ pub(crate) struct Relay {
     pub(crate) deadline: Option<Instant>,
     pub(crate) peer: WorkerClient<Channel>,
     pub(crate) responses: Responses,
+    pub(crate) trace: Trace,
 }
 
 /// How far the frames of a request may be ahead of its audio. The codec worker reads what it is sent whether its
@@ -139,6 +141,7 @@ impl Relay {
         if let Some(deadline) = self.deadline {
             request.set_timeout(deadline.saturating_duration_since(Instant::now()));
         }
+        self.trace.inject(request.metadata_mut());
         match tokio::time::timeout(OPEN_DEADLINE, self.peer.decode(request)).await {
             Ok(Ok(response)) => Ok(response.into_inner()),
             Ok(Err(status)) => Err(of_peer(status)),

@@ -92,6 +92,11 @@ impl Reporter {
         }
     }
 
+    /// Share of the last second or more that each lane had a step in flight.
+    pub(crate) fn busy(&self, stats: &EngineStats) -> BTreeMap<usize, f64> {
+        self.busy.lock().measure(Instant::now(), stats)
+    }
+
     fn lanes(&self, stats: &EngineStats) -> Vec<v1::LaneStatus> {
         let mut lanes: BTreeMap<usize, v1::LaneStatus> = BTreeMap::new();
         for walk in &stats.walks {
@@ -109,7 +114,7 @@ impl Reporter {
                 host_us_total: micros(walk.host_time),
             });
         }
-        let shares = self.busy.lock().measure(Instant::now(), stats);
+        let shares = self.busy(stats);
         for (lane, status) in &mut lanes {
             status.busy = shares.get(lane).copied().unwrap_or_default();
         }

@@ -394,6 +394,7 @@ impl Heartbeats {
             let core = self.service.core.get();
             let stats = core.map(|core| core.backend.stats()).unwrap_or_default();
             meter::carry_over(&carried, &stats);
+            meter::lanes(&self.service.reporter.busy(&stats));
             let heartbeat = self.heartbeat(&stats);
             carried = stats;
             match manager::beat(&mut self.client, heartbeat).await {

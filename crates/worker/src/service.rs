@@ -8,6 +8,7 @@ use laneway_proto::{ErrorCode, Failure, grpc_timeout, v1};
 use tokio::sync::{mpsc, watch};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
+use tracing::Instrument as _;
 
 use crate::backend::{Backend, Running, Strength};
 use crate::builders::Builders;
@@ -19,6 +20,7 @@ use crate::peer::Peer;
 use crate::relay::{Pace, Relay};
 use crate::report::Reporter;
 use crate::state::{Admission, Place, State};
+use crate::trace::Trace;
 use crate::wire;
 
 /// Messages held for a caller of a split deployment before the relay waits.
@@ -85,6 +87,8 @@ impl WorkerService {
     ) -> Result<Stream<v1::WorkerSynthesizeResponse>, Failure> {
         let (core, mut place) = self.admit("Synthesize", |role| role.synthesizes)?;
         let deadline = deadline(&request)?;
+        let span = tracing::info_span!("worker_synthesize", request_id = request.get_ref().request_id);
+        let trace = Trace::new(span, request.metadata());
         let request = request.into_inner();
         if request.return_frames {
             let why = "no build of the worker returns frames beside the audio; leave it out";
@@ -106,12 +110,13 @@ impl WorkerService {
             }
         };
         let chunk = utterance.chunk.as_ref().map(Into::into);
-        let running = core
+        let mut running = core
             .submit({
                 let id = id.clone();
                 move |backend| backend.synthesize(&id, utterance, deadline)
             })
             .await?;
+        running.events = trace.watch(running.events);
         place.taken();
         let Some(peer) = peer else {
             return Ok(Box::pin(LocalStream::new(running, place)));
@@ -131,8 +136,9 @@ impl WorkerService {
             deadline,
             peer: peer.client,
             responses,
+            trace: trace.clone(),
         };
-        tokio::spawn(relay.run());
+        tokio::spawn(relay.run().instrument(trace.span()));
         Ok(Box::pin(ReceiverStream::new(stream)))
     }
 
@@ -142,17 +148,21 @@ impl WorkerService {
     ) -> Result<Stream<v1::DecodeResponse>, Failure> {
         let (core, mut place) = self.admit("Decode", |role| role.decodes)?;
         let deadline = deadline(&request)?;
+        let metadata = request.metadata().clone();
         let mut inbound = request.into_inner();
         let header = decode::header(&mut inbound).await?;
+        let span = tracing::info_span!("worker_decode", request_id = header.request_id);
+        let trace = Trace::new(span, &metadata);
         let id = wire::request_id(&header.request_id)?;
         let shape = core.backend.frame_shape();
         let start = wire::decode_start(header, shape)?;
-        let running = core
+        let mut running = core
             .submit({
                 let id = id.clone();
                 move |backend| backend.decode(&id, start, deadline)
             })
             .await?;
+        running.events = trace.watch(running.events);
         place.taken();
         let (responses, stream) = mpsc::channel(decode::RESPONSES_HELD);
         let decoding = Decoding {
@@ -163,7 +173,7 @@ impl WorkerService {
             place,
             responses,
         };
-        tokio::spawn(decoding.run(inbound));
+        tokio::spawn(decoding.run(inbound).instrument(trace.span()));
         Ok(Box::pin(ReceiverStream::new(stream)))
     }
 }

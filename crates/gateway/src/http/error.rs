@@ -8,6 +8,7 @@ use serde::Serialize;
 use tonic::Status;
 
 use super::headers::REQUEST_ID;
+use crate::access;
 use crate::caller::KeyName;
 
 /// Fields of a request whose name in this API is another than on the wire.
@@ -45,7 +46,7 @@ impl Refused {
             let reason = code.label();
             metrics::counter!(metric::GATEWAY_REFUSALS, "reason" => reason, "key" => key.label())
                 .increment(1);
-            tracing::debug!(reason, key = key.as_str(), "request refused");
+            access::refused(code, key);
         }
     }
 }

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use super::error::HttpError;
 use crate::api::Api;
-use crate::facts::ModelFacts;
+use crate::facts::{ModelFacts, Voice};
 use crate::validate::{find_model, shortened};
 
 fn list(data: Vec<Value>) -> Json<Value> {
@@ -32,9 +32,26 @@ fn model_object(api: &Api, model: &ModelFacts) -> Value {
     })
 }
 
+/// A registered voice has an id beside its name, and a time.
+fn voice_object(voice: &Voice, model: &ModelFacts) -> Value {
+    let mut object = json!({
+        "id": voice.name,
+        "object": "audio.voice",
+        "name": voice.name,
+        "model": model.name,
+        "language": voice.language,
+        "dialect": voice.dialect,
+    });
+    if let Some(registered) = &voice.registered {
+        object["id"] = registered.id.as_str().into();
+        object["created_at"] = registered.created_at.into();
+    }
+    object
+}
+
 /// The models that are served.
 pub(crate) async fn models(State(api): State<Api>) -> Json<Value> {
-    let models = api.router.models();
+    let models = api.models();
     list(models.iter().map(|model| model_object(&api, model)).collect())
 }
 
@@ -43,7 +60,7 @@ pub(crate) async fn model(
     State(api): State<Api>,
     Path(name): Path<String>,
 ) -> Result<Json<Value>, HttpError> {
-    let model = find_model(&name, &api.router.models()).map_err(HttpError::refused)?;
+    let model = find_model(&name, &api.models()).map_err(HttpError::refused)?;
     Ok(Json(model_object(&api, &model)))
 }
 
@@ -56,7 +73,7 @@ pub(crate) async fn voices(
         let failure = Failure::new(ErrorCode::InvalidArgument, "the query cannot be read");
         return Err(HttpError::refused(failure));
     };
-    let mut models = api.router.models();
+    let mut models = api.models();
     for (name, value) in query {
         if name != "model" {
             let problem = "there is no such parameter; there are: model";
@@ -65,17 +82,8 @@ pub(crate) async fn voices(
         }
         models = vec![find_model(&value, &models).map_err(HttpError::refused)?];
     }
-    let data = models.iter().flat_map(|model| {
-        model.voices.iter().map(|voice| {
-            json!({
-                "id": voice.name,
-                "object": "voice",
-                "name": voice.name,
-                "model": model.name,
-                "language": voice.language,
-                "dialect": voice.dialect,
-            })
-        })
-    });
+    let data = models
+        .iter()
+        .flat_map(|model| model.voices.iter().map(|voice| voice_object(voice, model)));
     Ok(list(data.collect()))
 }

@@ -9,17 +9,19 @@ pub(crate) mod connection;
 mod error;
 pub(crate) mod guard;
 pub(crate) mod headers;
+pub(crate) mod lanes;
 mod lists;
 pub(crate) mod origin;
 mod page;
 mod request;
 mod speech;
 pub(crate) mod stream;
+mod voices;
 
 use axum::Extension;
 use axum::http::{Method, Uri, header};
 use axum::response::{IntoResponse as _, Response};
-use axum::routing::{get, post};
+use axum::routing::{delete, get, post};
 use laneway_proto::{ErrorCode, Failure};
 use tonic::Status;
 
@@ -35,7 +37,9 @@ pub(crate) fn router(api: Api, sockets: Sockets) -> axum::Router {
         .route("/", get(page::page))
         .route("/v1/audio/speech", post(speech::speak))
         .route(stream::PATH, get(stream::upgrade).layer(Extension(sockets)))
-        .route("/v1/audio/voices", get(lists::voices))
+        .route("/v1/audio/voices", get(lists::voices).post(voices::register))
+        .route("/v1/audio/voices/{voice}", delete(voices::forget))
+        .route("/v1/lanes", get(lanes::lanes))
         .route("/v1/models", get(lists::models))
         .route("/v1/models/{model}", get(lists::model))
         .method_not_allowed_fallback(wrong_method)

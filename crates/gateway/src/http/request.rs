@@ -163,7 +163,9 @@ pub(super) fn read(
     let outcome = match name {
         "model" => text().map(|text| wire.model = text),
         "input" => text().map(|text| wire.text = text),
-        "voice" => text().map(|text| wire.voice = text),
+        "voice" => voice(value)
+            .map(|voice| wire.voice = voice)
+            .ok_or("a string, or an object with an `id`"),
         "instructions" => text().map(|text| wire.instruct = text),
         "language" => text().map(|text| wire.language = text),
         "seed" => number(value.as_u64()).map(|seed| wire.seed = Some(seed)),
@@ -202,6 +204,16 @@ pub(super) fn read(
     }
 }
 
+/// The name of a voice, or the id of a registered one as this API has it.
+fn voice(value: &Value) -> Option<String> {
+    let name = match value.as_object() {
+        Some(object) if object.len() == 1 => object.get("id")?,
+        Some(_) => return None,
+        None => value,
+    };
+    name.as_str().map(str::to_string)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -233,6 +245,8 @@ mod tests {
         };
         assert_eq!(request.wire, want);
         assert_eq!(request.stream_format, StreamFormat::Sse);
+        let by_id = parsed(r#"{"input": "Hello.", "voice": {"id": "voice_1"}}"#).unwrap();
+        assert_eq!(by_id.wire.voice, "voice_1");
     }
 
     #[test]
@@ -259,12 +273,12 @@ mod tests {
     #[test]
     fn what_has_no_effect_is_refused_by_name_and_all_at_once() {
         refused(
-            r#"{"input": 5, "speeed": 1, "voice": {"id": "x"}, "seed": -1, "speed": "fast", "sample_rate": 0}"#,
+            r#"{"input": 5, "speeed": 1, "voice": {"id": "x", "name": "y"}, "seed": -1, "speed": "fast", "sample_rate": 0}"#,
             ErrorCode::InvalidArgument,
             &[
                 ("input", "not a string"),
                 ("speeed", "there are: model, input"),
-                ("voice", "not a string"),
+                ("voice", "not a string, or an object with an `id`"),
                 ("seed", "whole number"),
                 ("speed", "a number"),
                 ("sample_rate", "whole number"),

@@ -39,7 +39,8 @@ pub(crate) async fn speak(
     let (parts, body) = request.into_parts();
     check_media_type(&parts.headers).map_err(HttpError::refused)?;
     let caller = headers::caller(&parts).map_err(HttpError::refused)?;
-    let body = read(&parts.headers, body, max_body_bytes(api.max_text_chars))
+    let limit = max_body_bytes(api.max_text_chars);
+    let body = read(&parts.headers, body, limit, BODY_TIMEOUT)
         .await
         .map_err(HttpError::refused)?;
     let request = parse(&body, &id).map_err(HttpError::refused)?;
@@ -101,7 +102,16 @@ fn check_media_type(headers: &HeaderMap) -> Result<(), Failure> {
     Err(Failure::new(ErrorCode::UnsupportedMediaType, problem))
 }
 
-async fn read(headers: &HeaderMap, body: Body, limit: usize) -> Result<Bytes, Failure> {
+/// The whole body, which has `patience` to arrive.
+///
+/// # Errors
+/// `RequestTooLarge`, `RequestTimeout`, or it was cut off.
+pub(super) async fn read(
+    headers: &HeaderMap,
+    body: Body,
+    limit: usize,
+    patience: Duration,
+) -> Result<Bytes, Failure> {
     let too_large = || {
         let problem = format!("the body is over the limit of {limit} bytes");
         Failure::new(ErrorCode::RequestTooLarge, problem)
@@ -114,7 +124,7 @@ async fn read(headers: &HeaderMap, body: Body, limit: usize) -> Result<Bytes, Fa
         return Err(too_large());
     }
     let whole = Limited::new(body, limit).collect();
-    match tokio::time::timeout(BODY_TIMEOUT, whole).await {
+    match tokio::time::timeout(patience, whole).await {
         Ok(Ok(body)) => Ok(body.to_bytes()),
         Ok(Err(error)) if error.is::<LengthLimitError>() => Err(too_large()),
         Ok(Err(_)) => Err(Failure::new(
@@ -123,10 +133,7 @@ async fn read(headers: &HeaderMap, body: Body, limit: usize) -> Result<Bytes, Fa
         )),
         Err(_) => Err(Failure::new(
             ErrorCode::RequestTimeout,
-            format!(
-                "the body took more than {} seconds to arrive",
-                BODY_TIMEOUT.as_secs()
-            ),
+            format!("the body took more than {} seconds to arrive", patience.as_secs()),
         )),
     }
 }

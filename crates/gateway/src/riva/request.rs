@@ -233,21 +233,21 @@ fn voice<'a>(
         let Some(model) = models.iter().find(speaks).or(models.first()) else {
             return (None, String::new());
         };
-        let first = model.voices.first().map(|voice| voice.name.clone());
+        let first = model.preset_voices().next().map(|voice| voice.name.clone());
         return (Some(model), first.unwrap_or_default());
     }
     let of_model = models.iter().find_map(|model| {
         let rest = name.strip_prefix(&model.name)?;
         let voice = rest.strip_prefix('.').or(rest.is_empty().then_some(""))?;
         // A model's name alone is enough where it has no voices; elsewhere it may be a voice's too.
-        (model.voices.is_empty() || !voice.is_empty()).then_some((model, voice))
+        (model.preset_voices().next().is_none() || !voice.is_empty()).then_some((model, voice))
     });
     if let Some((model, voice)) = of_model {
         return (Some(model), voice.to_owned());
     }
     let has = |model: &&Arc<ModelFacts>| {
         let mut voices = model.voices.iter();
-        voices.any(|voice| voice.name.eq_ignore_ascii_case(name))
+        voices.any(|voice| voice.is_called(name))
     };
     let having: Vec<_> = models.iter().filter(has).collect();
     match having[..] {
@@ -272,11 +272,9 @@ fn voice<'a>(
 }
 
 fn full_names(model: &ModelFacts) -> Vec<String> {
-    if model.voices.is_empty() {
-        return vec![model.name.clone()];
-    }
     let full = |voice: &crate::facts::Voice| format!("{}.{}", model.name, voice.name);
-    model.voices.iter().map(full).collect()
+    let alone = model.preset_voices().next().is_none().then(|| model.name.clone());
+    alone.into_iter().chain(model.voices.iter().map(full)).collect()
 }
 
 fn is_automatic(language_code: &str) -> bool {

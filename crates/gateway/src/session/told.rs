@@ -54,6 +54,11 @@ impl Told {
         self.sentences
     }
 
+    /// Until its first audio.
+    pub(crate) fn first_audio(&self) -> Option<Duration> {
+        self.first_audio
+    }
+
     /// Samples before the next chunk, as the caller counts them.
     pub(crate) fn samples(&self) -> u64 {
         self.encoder.n_samples().saturating_sub(self.taken_back)

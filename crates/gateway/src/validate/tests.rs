@@ -419,6 +419,81 @@ fn fields_that_mean_nothing_to_a_model_are_refused_by_name() {
 }
 
 #[test]
+fn a_registered_voice_stands_for_its_clip() {
+    use crate::voices::{Clip, Registered};
+    let clip = Clip {
+        audio: samples_to_bytes(&[0.5; 240]),
+        sample_rate: 24_000,
+        text: "Hi.".into(),
+    };
+    let registered = Arc::new(Registered {
+        id: "voice_77".into(),
+        name: "Ada".into(),
+        consent: "hers".into(),
+        created_at: 1,
+        clip: clip.clone(),
+    });
+    let mut model = ModelFacts::clone(&cloning()[0]);
+    model.voices.push((&registered).into());
+    let models = [Arc::new(model)];
+    let sent = |voice: &str, reference| {
+        let request = v1::SynthesizeRequest {
+            voice: voice.into(),
+            reference,
+            ..request()
+        };
+        check(request, &models, LIMIT)
+    };
+    for voice in ["ada", "voice_77"] {
+        let wire = sent(voice, None).unwrap().wire;
+        assert_eq!(
+            (wire.voice, wire.reference),
+            (String::new(), Some((&clip).into()))
+        );
+    }
+    let own = v1::ReferenceClip {
+        audio: wav_file(&[0.25; 240], 24_000).unwrap().into(),
+        ..Default::default()
+    };
+    let wire = sent("", Some(own.clone())).unwrap().wire;
+    assert_eq!(
+        wire.reference.unwrap().audio,
+        samples_to_bytes(&[0.25; 240]),
+        "no voice is needed"
+    );
+    for (voice, reference, code, field, words) in [
+        (
+            "ada",
+            Some(own),
+            ErrorCode::InvalidArgument,
+            "reference",
+            "leave one of them out",
+        ),
+        (
+            "VOICE_77",
+            None,
+            ErrorCode::UnknownVoice,
+            "voice",
+            "there are: Ada",
+        ),
+        (
+            "",
+            None,
+            ErrorCode::InvalidArgument,
+            "reference",
+            "name a registered one",
+        ),
+    ] {
+        let failure = sent(voice, reference).unwrap_err();
+        assert_eq!(
+            (failure.code, failure.violations[0].field.as_str()),
+            (code, field)
+        );
+        assert!(failure.message.contains(words), "{failure}");
+    }
+}
+
+#[test]
 fn clips_are_decoded_once_and_bounded() {
     let sent = |reference| {
         let request = v1::SynthesizeRequest {

@@ -72,7 +72,7 @@ pub(crate) fn facts(model: &str) -> v1::ModelFacts {
     let voice = |name: &str| v1::Voice {
         name: name.into(),
         language: "english".into(),
-        dialect: String::new(),
+        ..Default::default()
     };
     v1::ModelFacts {
         model: model.into(),
@@ -341,6 +341,11 @@ impl FakeWorker {
     /// Lose this many cancels.
     pub(crate) fn lose_cancels(&self, n: usize) {
         self.shared.lost_cancels.store(n, Ordering::Relaxed);
+    }
+
+    /// Times that it was asked for its status.
+    pub(crate) fn n_asked(&self) -> usize {
+        *self.shared.n_asked.borrow()
     }
 
     /// Until it was asked for its status this many times more.

@@ -70,6 +70,11 @@ pub(crate) async fn gateway(workers: &[&FakeWorker], change: impl FnOnce(&mut Co
     start(config(DiscoveryConfig::Static(uris)), change).await
 }
 
+/// A gateway whose workers come from elsewhere.
+pub(crate) async fn gateway_at(discovery: DiscoveryConfig) -> TestGateway {
+    start(config(discovery), |_| ()).await
+}
+
 /// A gateway that watches a topology.
 pub(crate) async fn gateway_of(manager: &FakeManager, change: impl FnOnce(&mut Config)) -> TestGateway {
     let uri = format!("http://{}", manager.address).parse().unwrap();

@@ -273,6 +273,14 @@ async fn every_metric_of_the_gateway_moves() {
     for _ in 0..2 {
         two.speak(request()).await.unwrap();
     }
+    worker.plays(vec![Step::Fail(laneway_proto::Failure::internal())]);
+    for _ in 0..5 {
+        gateway.fails(request()).await;
+    }
+    let place = tempfile::tempdir().unwrap();
+    let voices = crate::voices::opened(place.path()).await;
+    let keeping = crate::harness::gateway(&[&second], |config| config.voices = Some(voices)).await;
+    keeping.serving().await;
     let text = recorder.render();
     for metric in laneway_telemetry::metric::METRICS
         .iter()

@@ -8,6 +8,7 @@
 
 mod binary;
 mod conversation;
+mod discovery;
 mod failures;
 mod fake;
 mod harness;
@@ -19,4 +20,5 @@ mod overload;
 mod riva;
 mod sessions;
 mod streams;
+mod voices;
 mod websocket;

@@ -22,6 +22,7 @@ use tonic::metadata::MetadataValue;
 use v1::stream_synthesize_response::Event;
 
 use super::messages::{self, Config, Sent, Teller};
+use crate::access;
 use crate::api::Api;
 use crate::caller::{Caller, KeyName};
 use crate::delivery::Outgoing;
@@ -316,6 +317,7 @@ fn read(message: Option<Result<Message, axum::Error>>) -> ControlFlow<Result<Sen
 fn refused(failure: Failure, key: &KeyName) -> Failure {
     let reason = failure.code.label();
     metrics::counter!(metric::GATEWAY_REFUSALS, "reason" => reason, "key" => key.label()).increment(1);
+    access::refused(failure.code, key);
     failure
 }
 

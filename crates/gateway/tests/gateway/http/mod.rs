@@ -1,6 +1,6 @@
 //! The same gateway over HTTP.
 
-mod client;
+pub(crate) mod client;
 mod hostile;
 mod requests;
 mod rows;

@@ -23,6 +23,34 @@ async fn the_page_is_whole_and_loads_nothing_from_elsewhere() {
 }
 
 #[tokio::test]
+async fn the_page_is_told_how_busy_each_lane_is_and_nothing_else_of_a_worker() {
+    let worker = FakeWorker::start("secret-name", speaks());
+    worker.set_status(|status| {
+        status.load.as_mut().unwrap().running = 3;
+        status.lanes = vec![v1::LaneStatus {
+            lane: 1,
+            nodes: vec!["Codec".into()],
+            busy: 0.25,
+            ..Default::default()
+        }];
+    });
+    let gateway = gateway(&[&worker], |_| ()).await;
+    gateway.serving().await;
+    let n_asked = || worker.n_asked();
+    let before = n_asked();
+    let bytes = gateway.get("/v1/lanes").await.bytes();
+    let told: serde_json::Value = serde_json::from_slice(&bytes).unwrap();
+    assert_eq!(
+        told["data"],
+        serde_json::json!([{
+            "object": "worker", "index": 0, "running": 3, "queued": 0, "capacity": 8,
+            "lanes": [{ "lane": 1, "nodes": ["Codec"], "busy": 0.25 }],
+        }])
+    );
+    assert!(n_asked() > before);
+}
+
+#[tokio::test]
 async fn what_is_not_there_is_told_in_the_callers_protocol() {
     let worker = FakeWorker::start("a", speaks());
     let gateway = gateway(&[&worker], |_| ()).await;
