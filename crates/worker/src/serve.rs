@@ -3,7 +3,7 @@
 //! [`WorkerServer::run`] is the only entry; every task it starts ends with it.
 
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -233,7 +233,7 @@ impl Life {
         shutdown: &CancellationToken,
         draining: &CancellationToken,
     ) -> anyhow::Result<Instant> {
-        share::check(&plan, |name| std::env::var(name).ok())?;
+        share::check(&plan, |name| std::env::var(name).ok(), Path::exists)?;
         let role = Role::of(&plan);
         self.service.reporter.planned(role, plan.clone());
         let began = Instant::now();

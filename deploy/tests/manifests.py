@@ -1,0 +1,252 @@
+"""Holds deploy/kubernetes and deploy/compose to what they promise: manifests.py KUBECTL [LANEWAY].
+
+Every overlay is rendered and checked against the schemas of Kubernetes; ports, probes, time to end, resources, users and
+policies are asserted. With LANEWAY, the program, every configuration in them must pass `laneway validate`.
+"""
+
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+
+import kubernetes_validate
+import yaml
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+KUBERNETES = ROOT / "deploy/kubernetes"
+OVERLAYS = ["cpu-demo", "gpu-colocated", "gpu-split-mps", "multi-node"]
+# What the API server of a bare cluster does not know, and the keys that each must have.
+CUSTOM = {
+    "ServiceMonitor": {"selector", "endpoints"},
+    "InferencePool": {"selector", "targetPorts", "endpointPickerRef"},
+}
+# Last words behind a drain, and closing.
+MARGIN_S = 3
+GATEWAY_DRAIN_S = 30
+WORKER_DRAIN_S = 30
+# The model of a configuration, where the checkpoint of a cluster is not.
+STAND_INS = {
+    "/models/nano": str(ROOT / "crates/models/demo/nano"),
+    "/models/Qwen3-TTS-12Hz-1.7B-CustomVoice": "hf://Qwen/Qwen3-TTS-12Hz-1.7B-CustomVoice",
+}
+
+
+def render(kubectl, overlay):
+    done = subprocess.run([kubectl, "kustomize", KUBERNETES / "overlays" / overlay], capture_output=True, text=True, check=True)
+    return [each for each in yaml.safe_load_all(done.stdout) if each]
+
+
+def check_schema(resource):
+    kind = resource["kind"]
+    if kind in CUSTOM:
+        assert CUSTOM[kind] <= set(resource["spec"]), f"{kind} lacks {CUSTOM[kind] - set(resource['spec'])}"
+    else:
+        kubernetes_validate.validate(resource, "1.37", strict=True)
+
+
+def containers(pod):
+    return pod.get("initContainers", []) + pod["containers"]
+
+
+def variables(container):
+    return {each["name"]: each.get("value") for each in container.get("env", [])}
+
+
+def port_of(address):
+    return int(address.rsplit(":", 1)[1])
+
+
+def check_container(name, container):
+    where = f"{name}/{container['name']}"
+    ports = {port["name"]: port["containerPort"] for port in container["ports"]}
+    security = container["securityContext"]
+    assert security["readOnlyRootFilesystem"] and not security["allowPrivilegeEscalation"], where
+    assert security["capabilities"] == {"drop": ["ALL"]}, where
+    resources = container["resources"]
+    assert {"cpu", "memory"} <= set(resources["requests"]) and "memory" in resources["limits"], where
+    assert "cpu" not in resources["limits"], f"{where}: a limit of the CPU stalls streams"
+    for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
+        if probe in container and "grpc" in container[probe]:
+            assert container[probe]["grpc"]["port"] in ports.values(), f"{where}: {probe}"
+        if probe in container and "httpGet" in container[probe]:
+            assert container[probe]["httpGet"]["port"] in ports, f"{where}: {probe}"
+    assert "livenessProbe" in container, where
+    assert "startupProbe" in container or "readinessProbe" in container, where
+    # What it is told to listen on is what it says that it listens on.
+    for variable, value in variables(container).items():
+        if variable in ("LANEWAY_LISTEN", "LANEWAY_METRICS_LISTEN") and not value.startswith("127."):
+            assert port_of(value) in ports.values(), f"{where}: {variable}={value}"
+
+
+def check_ending(name, pod):
+    """A stream that runs when a pod is told to end has the whole drain bound: preStop comes before it."""
+    grace = pod["terminationGracePeriodSeconds"]
+    for container in pod["containers"]:
+        before = container["lifecycle"]["preStop"]["sleep"]["seconds"]
+        drain = GATEWAY_DRAIN_S if container["name"] == "gateway" else WORKER_DRAIN_S
+        if container["name"] == "codec":
+            # Its Talker has ended by then, and with it every stream.
+            talker = next(each for each in pod["containers"] if each["name"] == "worker")
+            talker_ends = talker["lifecycle"]["preStop"]["sleep"]["seconds"] + WORKER_DRAIN_S
+            assert before > talker_ends, f"{name}: the Codec ends before the Talker"
+            drain = 0
+        assert before + drain + MARGIN_S <= grace, f"{name}/{container['name']}: {before} + {drain} s of {grace} s"
+
+
+def check_pods(by_kind):
+    for name, deployment in by_kind["Deployment"].items():
+        pod = deployment["spec"]["template"]["spec"]
+        assert deployment["spec"]["strategy"]["rollingUpdate"]["maxUnavailable"] == 0, name
+        assert pod["securityContext"]["runAsNonRoot"] and pod["securityContext"]["runAsUser"] == 65532, name
+        assert pod["automountServiceAccountToken"] is False, name
+        every_port = [port["containerPort"] for container in containers(pod) for port in container["ports"]]
+        assert len(every_port) == len(set(every_port)), f"{name}: containers of a pod share its ports: {every_port}"
+        for container in containers(pod):
+            check_container(name, container)
+        check_ending(name, pod)
+        volumes = {volume["name"] for volume in pod.get("volumes", [])}
+        mounted = {mount["name"] for container in containers(pod) for mount in container.get("volumeMounts", [])}
+        assert mounted == volumes, f"{name}: {mounted ^ volumes}"
+        mounts = [mount["mountPath"] for mount in pod["containers"][0].get("volumeMounts", [])]
+        assert name != "laneway-worker" or "/var/cache/laneway" in mounts, f"{name}: no volume for kernels"
+
+
+def check_network(by_kind):
+    pods = {name: each["spec"]["template"] for name, each in by_kind["Deployment"].items()}
+    for name, service in by_kind["Service"].items():
+        for port in service["spec"]["ports"]:
+            selected = [
+                template for template in pods.values() if service["spec"]["selector"].items() <= template["metadata"]["labels"].items()
+            ]
+            named = {each["name"] for template in selected for each in
+                     (p for container in containers(template["spec"]) for p in container["ports"])}
+            assert port["targetPort"] in named, f"{name}: no pod has the port {port['targetPort']}"
+            if port["name"] in ("api", "worker"):
+                assert port["appProtocol"] == "kubernetes.io/h2c", name
+    policies = by_kind["NetworkPolicy"]
+    assert policies["laneway-deny"]["spec"] == {"podSelector": {}, "policyTypes": ["Ingress"]}
+    to_worker = [rule for rule in policies["laneway-worker"]["spec"]["ingress"] if {"port": "worker"} in rule["ports"]]
+    gateway_only = [{"podSelector": {"matchLabels": {"app.kubernetes.io/name": "laneway-gateway"}}}]
+    assert [rule["from"] for rule in to_worker] == [gateway_only], "workers are reachable from the gateway only"
+    gateway = pods["laneway-gateway"]["spec"]["containers"][0]
+    workers = by_kind["Service"]["laneway-worker"]
+    found_at = f"dns://laneway-worker.{workers['metadata']['namespace']}.svc:{workers['spec']['ports'][0]['port']}"
+    assert found_at in variables(gateway).values(), f"the gateway does not look at {found_at}"
+
+
+def check_budgets(by_kind):
+    for name, deployment in by_kind["Deployment"].items():
+        budget = by_kind["PodDisruptionBudget"][name]["spec"]
+        assert budget["selector"]["matchLabels"] == deployment["spec"]["selector"]["matchLabels"], name
+        least = budget.get("minAvailable", 0)
+        assert least < deployment["spec"]["replicas"], f"{name}: no node could ever be drained"
+    source = (ROOT / "crates/telemetry/src/metric.rs").read_text()
+    scaled = [(name, each["pods"]["metric"]["name"]) for name, scaler in by_kind["HorizontalPodAutoscaler"].items()
+              for each in scaler["spec"]["metrics"]]
+    for name, scaler in by_kind["HorizontalPodAutoscaler"].items():
+        assert scaler["spec"]["minReplicas"] <= by_kind["Deployment"][name]["spec"]["replicas"] <= scaler["spec"]["maxReplicas"], name
+    assert ("laneway-worker", "laneway_worker_queued") in scaled
+    picker = (KUBERNETES / "components/inference-pool/inference-pool.yaml").read_text()
+    contract = [("inference-pool", metric) for metric in re.findall(r"-metric=(\w+)", picker)]
+    assert len(contract) == 3, contract
+    for name, metric in scaled + contract:
+        assert f'"{metric}"' in source, f"{name}: nothing exports {metric}"
+
+
+def check_configuration(laneway, overlay, by_kind):
+    maps = [each for name, each in by_kind["ConfigMap"].items() if name.startswith("laneway-deployment")]
+    assert len(maps) == 1, f"{overlay}: {len(maps)} deployments"
+    text = maps[0]["data"]["deployment.yaml"]
+    configured = yaml.safe_load(text)
+    pod = by_kind["Deployment"]["laneway-worker"]["spec"]["template"]["spec"]
+    ranks = {rank for group in configured["node_groups"] for rank in group.get("ranks", [0])}
+    served = {int(variables(each)["LANEWAY_RANK"]): each for each in pod["containers"]}
+    assert set(served) == ranks, f"{overlay}: ranks {ranks}, containers for {set(served)}"
+    gpus = [each["resources"]["limits"].get("nvidia.com/gpu") for each in served.values()]
+    assert all(gpus) == (configured["device"] == "cuda"), f"{overlay}: {gpus}"
+    shares = configured.get("mps", {}).get("ranks", {})
+    for rank, share in shares.items():
+        given = variables(served[rank]).get("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE")
+        assert given == str(share["active_thread_percentage"]), f"{overlay}: rank {rank} has {given}"
+    assume = "h200:1" if configured["device"] == "cuda" else "cpu:4"
+    validate(laneway, overlay, text, configured["weights"], assume)
+
+
+def validate(laneway, name, text, weights, assume, more=()):
+    if not laneway:
+        return
+    with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
+        file.write(text)
+        file.flush()
+        flags = ["--assume", assume, "--set", f"weights={STAND_INS[weights]}", *more]
+        done = subprocess.run([laneway, "validate", file.name, *flags], capture_output=True, text=True)
+    assert done.returncode == 0, f"{name}: {done.stdout}{done.stderr}"
+
+
+def check_compose(laneway):
+    """Every arrangement names a configuration that passes, and a worker for each of its ranks."""
+    roles = yaml.safe_load((ROOT / "deploy/compose/roles.yaml").read_text())["services"]
+    for name, role in roles.items():
+        assert role["read_only"] and role["cap_drop"] == ["ALL"] and role["security_opt"] == ["no-new-privileges:true"], name
+    for role, drain in [("gateway", GATEWAY_DRAIN_S), ("worker", WORKER_DRAIN_S)]:
+        assert int(roles[role]["stop_grace_period"].rstrip("s")) >= drain + MARGIN_S, role
+    arrangements = sorted((ROOT / "deploy/compose").glob("*.yaml"))
+    for path in arrangements:
+        if path.name == "roles.yaml":
+            continue
+        services = yaml.safe_load(path.read_text())["services"]
+        for name, service in services.items():
+            assert service["extends"]["file"] == "roles.yaml", f"{path.name}: {name}"
+        manager = services["engine-manager"]
+        file = next(volume.split(":")[0] for volume in manager["volumes"] if volume.endswith("/deployment.yaml:ro"))
+        text = (path.parent / file).read_text()
+        given = manager["environment"]
+        weights = re.sub(r"\$\{LANEWAY_WEIGHTS:-(.*)\}", r"\1", given["LANEWAY__WEIGHTS"])
+        replicas = int(given.get("LANEWAY__REPLICAS", yaml.safe_load(text).get("replicas", 1)))
+        configured = yaml.safe_load(text)
+        per_copy = {rank for group in configured["node_groups"] for rank in group.get("ranks", [0])}
+        served = {int(each["environment"]["LANEWAY_RANK"]): each["environment"] for name, each in services.items()
+                  if name.startswith("worker")}
+        assert set(served) == set(range(len(per_copy) * replicas)), f"{path.name}: workers for {set(served)}"
+        for rank, share in configured.get("mps", {}).get("ranks", {}).items():
+            assert served[rank]["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == str(share["active_thread_percentage"]), path.name
+            assert served[rank]["CUDA_MPS_PIPE_DIRECTORY"] == "/mps", path.name
+            limit = share.get("pinned_device_memory")
+            if limit:
+                stated = f"0={int(limit.removesuffix('GiB')) * 1024}M"
+                assert served[rank]["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] == stated, path.name
+        assume = "h200:1" if configured["device"] == "cuda" else "cpu:8"
+        validate(laneway, path.name, text, weights, assume, ["--set", f"replicas={replicas}"])
+    return len(arrangements) - 1
+
+
+def check_dockerfiles():
+    """The stages that build from source are one text, so that one build serves all roles."""
+    builders = {}
+    for path in (ROOT / "deploy/docker").glob("*.Dockerfile"):
+        text = path.read_text()
+        if "AS skeleton" in text:
+            builders[path.name] = text[text.index("FROM ${RUST} AS skeleton") : text.index("FROM runtime AS source")]
+    assert len(builders) == 3 and len(set(builders.values())) == 1, "the builder stages differ between the roles"
+
+
+def main():
+    kubectl, laneway = sys.argv[1], (sys.argv[2:] or [None])[0]
+    for overlay in OVERLAYS:
+        by_kind = {}
+        for resource in render(kubectl, overlay):
+            check_schema(resource)
+            by_kind.setdefault(resource["kind"], {})[resource["metadata"]["name"]] = resource
+        check_pods(by_kind)
+        check_network(by_kind)
+        check_budgets(by_kind)
+        check_configuration(laneway, overlay, by_kind)
+    n_arrangements = check_compose(laneway)
+    check_dockerfiles()
+    passed = "every configuration is valid" if laneway else "configurations were not checked: name the program"
+    print(f"{len(OVERLAYS)} overlays and {n_arrangements} compose files hold; {passed}")
+
+
+if __name__ == "__main__":
+    main()
