@@ -131,7 +131,7 @@ pub fn session(data: &[u8]) {
                 .drain(..usize::from(n).min(queue.len()))
                 .for_each(|message| caller.take(message)),
             _ => {
-                let (back, kept): (Vec<_>, VecDeque<_>) = std::mem::take(&mut queue)
+                let (back, kept): (VecDeque<_>, VecDeque<_>) = std::mem::take(&mut queue)
                     .into_iter()
                     .partition(|message| message.speech().is_some_and(|speech| told.can_take_back(&speech)));
                 queue = kept;
