@@ -23,7 +23,7 @@ import grpc
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 DIST = ROOT / "target/dist"
 N_WORKERS = 50
-CALLERS = 250
+CALLERS = 150
 # A stream is two seconds: a worker has its share of them soon after it came.
 STREAM = ["--frames", "25", "--chunk-frames", "5", "--chunk-ms", "400", "--first-chunk-ms", "50"]
 SETTLES_S = 6
@@ -110,9 +110,13 @@ class Fleet:
             self.counts["left"] += 1
             worker.process.terminate()
         else:
+            carried = running(worker)
+            if carried is None:
+                worker.ending = False
+                return
             self.counts["crashed"] += 1
-            # What it has now, and what may come between the count and the blow.
-            self.carried_by_crashed += running(worker) + 2
+            # And what may come between the count and the blow.
+            self.carried_by_crashed += carried + 2
             worker.process.kill()
 
 
@@ -136,8 +140,13 @@ def main():
     def running(worker):
         if worker.channel is None:
             worker.channel = worker_pb2_grpc.WorkerStub(grpc.insecure_channel(worker.address))
-        return worker.channel.Status(worker_pb2.WorkerStatusRequest(), timeout=5).load.running
+        try:
+            return worker.channel.Status(worker_pb2.WorkerStatusRequest(), timeout=5).load.running
+        except grpc.RpcError:
+            # On a machine that has no time for it: nothing is known of this moment.
+            return None
 
+    load = None
     try:
         for _ in range(N_WORKERS):
             fleet.join()
@@ -147,7 +156,8 @@ def main():
         time.sleep(SETTLES_S)
         while load.poll() is None:
             began = time.monotonic()
-            counts = [(worker, running(worker)) for worker in fleet.settled()]
+            asked = [(worker, running(worker)) for worker in fleet.settled()]
+            counts = [(worker, count) for worker, count in asked if count is not None]
             mean = sum(count for _, count in counts) / max(1, len(counts))
             if mean >= 1:
                 for worker, count in counts:
@@ -156,6 +166,8 @@ def main():
             fleet.change(running)
             time.sleep(max(0.0, 1.0 - (time.monotonic() - began)))
     finally:
+        if load:
+            load.kill()
         for worker in fleet.ranks.values():
             worker.process.kill()
         for process in processes:
@@ -163,6 +175,9 @@ def main():
     done = json.loads((scratch / "bench.json").read_text())["runs"][0]
     workers = [*fleet.gone, *fleet.ranks.values()]
     shares = [sum(worker.samples) / len(worker.samples) for worker in workers if len(worker.samples) >= FEWEST_SAMPLES]
+    if not shares:
+        print(f"churn: no worker was seen {FEWEST_SAMPLES} times: this machine has no time for {N_WORKERS} of them", file=sys.stderr)
+        return 1
     late = [ms for worker in workers for ms in worker.late]
     failures = sum(done["failures"].values())
     row = {
