@@ -231,6 +231,14 @@ def check_dockerfiles():
     assert len(builders) == 3 and len(set(builders.values())) == 1, "the builder stages differ between the roles"
 
 
+def check_alerts():
+    """Whoever is woken finds the alert in the book."""
+    rules = yaml.safe_load((ROOT / "deploy/observability/alerts.yaml").read_text())
+    book = (ROOT / "docs/operate.md").read_text()
+    for rule in (rule for group in rules["groups"] for rule in group["rules"]):
+        assert f"`{rule['alert']}`" in book, f"docs/operate.md does not say what {rule['alert']} means"
+
+
 def main():
     kubectl, laneway = sys.argv[1], (sys.argv[2:] or [None])[0]
     for overlay in OVERLAYS:
@@ -244,6 +252,7 @@ def main():
         check_configuration(laneway, overlay, by_kind)
     n_arrangements = check_compose(laneway)
     check_dockerfiles()
+    check_alerts()
     passed = "every configuration is valid" if laneway else "configurations were not checked: name the program"
     print(f"{len(OVERLAYS)} overlays and {n_arrangements} compose files hold; {passed}")
 
