@@ -51,8 +51,10 @@ class Page:
         self.driver.find_element(By.ID, "speak").click()
 
     def lanes(self):
-        cells = self.driver.find_elements(By.CSS_SELECTOR, "#lanes > *")
-        return [(cells[i].text, float(cells[i + 1].get_attribute("value"))) for i in range(0, len(cells), 3)]
+        # At once: the page puts new cells in the place of old ones while it is looked at.
+        script = "return [...document.querySelectorAll('#lanes > *')].map(cell => [cell.innerText, cell.value])"
+        cells = self.driver.execute_script(script)
+        return [(cells[i][0], float(cells[i + 1][1])) for i in range(0, len(cells), 3)]
 
 
 def hears_a_stream(page):
