@@ -180,33 +180,36 @@ extern "C" __global__ void __launch_bounds__(256)
     release_dependents();
     dependency_wait();
     const Streams streams = CONV_STREAMS;
-    const Window window = read_window(streams, BLOCK_Y);
-    if (window.rows == 0) return;
     const int channel = BLOCK_X * 32 + threadIdx.x % 32;
     const bool active = channel < channels;
     const float al = alpha && active ? alpha[channel] : 0.0f, be = alpha && active ? inv_beta[channel] : 0.0f;
-    for (int first = 0; first < past; first += 64) {
-        float v[8];
+    // Most windows of a captured step do not exist: a block looks at several.
+    for (int item = BLOCK_Y; item < count; item += gridDim.y) {
+        const Window window = read_window(streams, item);
+        if (window.rows == 0) continue;
+        for (int first = 0; first < past; first += 64) {
+            float v[8];
 #pragma unroll
-        for (int i = 0; i < 8; ++i) {
-            const int row = first + threadIdx.x / 32 + i * 8;
-            const int from = row + window.rows;  // within old state and window, one behind the other
-            if (!active || row >= past) continue;
-            if (from < past)
-                v[i] = carried(streams, window.state + (i64)from * channels + channel);
-            else
-                v[i] = x[(i64)(window.first + from - past) * channels + channel];
-        }
-        __syncthreads();
+            for (int i = 0; i < 8; ++i) {
+                const int row = first + threadIdx.x / 32 + i * 8;
+                const int from = row + window.rows;  // within old state and window, one behind the other
+                if (!active || row >= past) continue;
+                if (from < past)
+                    v[i] = carried(streams, window.state + (i64)from * channels + channel);
+                else
+                    v[i] = x[(i64)(window.first + from - past) * channels + channel];
+            }
+            __syncthreads();
 #pragma unroll
-        for (int i = 0; i < 8; ++i) {
-            const int row = first + threadIdx.x / 32 + i * 8;
-            if (!active || row >= past) continue;
-            if (alpha && row + window.rows >= past)
-                v[i] = quick ? quick_snake(v[i], al, be) : snake(v[i], al, be);
-            carry(state, state_as, window.state + (i64)row * channels + channel, v[i]);
+            for (int i = 0; i < 8; ++i) {
+                const int row = first + threadIdx.x / 32 + i * 8;
+                if (!active || row >= past) continue;
+                if (alpha && row + window.rows >= past)
+                    v[i] = quick ? quick_snake(v[i], al, be) : snake(v[i], al, be);
+                carry(state, state_as, window.state + (i64)row * channels + channel, v[i]);
+            }
+            __syncthreads();
         }
-        __syncthreads();
     }
 }
 

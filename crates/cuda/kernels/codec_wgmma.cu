@@ -232,9 +232,9 @@ __device__ __forceinline__ void conv_warpgroup(const float* x, const bf16_t* w, 
     const int output_tile = (block * warpgroups + warpgroup) * 4 + warp % 4;
     const bool spare = output_tile * 16 >= c.c_out;  // outputs that there are not, in the last block
     const bf16_t* const weights = w + ((i64)(spare ? 0 : output_tile) * k_tiles + channel_first / 16) * 256 + lane * 8;
-    // Products come in two parts, whose weights are loaded while the other one's are multiplied: of seven taps four and
-    // three, else half of the channels of a pass each.
-    constexpr int PASS = TAPS == 7 ? 16 : TAPS == 2 ? (ROWS < 160 ? 64 : 32) : 96;  // channels
+    // Products come in two parts, half of the channels of a pass each, whose weights are loaded while the other one's are
+    // multiplied.
+    constexpr int PASS = ROWS < 160 ? 64 : 32;  // channels
     constexpr int STEPS = PASS / 16 * TAPS, HALF = (STEPS + 1) / 2;
     const int tap_tiles = channel_tiles * 256;
     uint4 a[STEPS];
@@ -370,11 +370,6 @@ __device__ __forceinline__ void conv_warpgroup(const float* x, const bf16_t* w, 
             x, (const bf16_t*)w, alpha, inv_beta, CONV_STREAMS, ConvShape{c_in, c_out, taps, dilation},             \
             WarpgroupCut{slices, blocks, chunk, buffers, staged, pitch}, ConvEpilogue{bias, residual, out, clamp}); \
     }
-CONV_WARPGROUP(7, 1, 32)
-CONV_WARPGROUP(7, 4, 32)
-CONV_WARPGROUP(7, 1, 160)
 CONV_WARPGROUP(2, 1, 32)
 CONV_WARPGROUP(2, 4, 32)
 CONV_WARPGROUP(2, 1, 160)
-CONV_WARPGROUP(1, 1, 32)
-CONV_WARPGROUP(1, 1, 160)

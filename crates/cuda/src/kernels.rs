@@ -115,6 +115,15 @@ const SOURCES_OF_HOPPER: &[(&str, &str)] = &[
         ),
     ),
     (
+        "codec_staged",
+        concat!(
+            include_str!("../kernels/streams.cuh"),
+            include_str!("../kernels/wgmma.cuh"),
+            "#line 1 \"codec_staged.cu\"\n",
+            include_str!("../kernels/codec_staged.cu")
+        ),
+    ),
+    (
         "codec_ring",
         concat!(
             include_str!("../kernels/streams.cuh"),

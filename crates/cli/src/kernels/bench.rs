@@ -30,6 +30,9 @@ pub(crate) struct Arguments {
     /// Positions in the Talker's cache.
     #[arg(long, default_value_t = 200)]
     context: usize,
+    /// Frames of the Codec's windows, of which a stream has one.
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=64))]
+    window: u16,
     /// Time every kind of operation alone too.
     #[arg(long)]
     detail: bool,
@@ -100,6 +103,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
                 },
                 rows,
                 context: arguments.context,
+                window: usize::from(arguments.window),
                 detail: arguments.detail,
                 budget: Duration::from_millis(arguments.budget_ms),
                 cache_dtype: Some(cache),
@@ -110,6 +114,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
                 "model": model.name(),
                 "rows": rows,
                 "context": arguments.context,
+                "window": arguments.window,
                 "cache": format!("{cache:?}"),
                 "stages": stages.iter().map(stage_json).collect::<Vec<_>>(),
             }));

@@ -23,12 +23,14 @@ const WINDOW: usize = 72;
 const DECODER: usize = 1536;
 /// Values of a frame where there are most.
 const WIDEST: usize = 1920 * DECODER / 16;
+/// Scratch for a frame, with its window's carried rows, where that is most.
+const MOST_STAGED: usize = (1920 + 6 * 9) * DECODER / 16;
 
 struct Codec<'a> {
     o: &'a Operands,
     streams: usize,
     windows: View,
-    /// As the model has them: input and output in turn, and what lies inside a unit.
+    /// As the model has them: input and output in turn, and the scratch of all.
     wide: [View; 3],
     stage: Stage,
 }
@@ -46,16 +48,16 @@ struct Shape {
     unit: bool,
 }
 
-/// `streams` frames, one a stream.
-pub(crate) fn codec(o: &Operands, streams: usize) -> Result<Stage> {
+/// `streams` frames, in windows of `width`.
+pub(crate) fn codec(o: &Operands, streams: usize, width: usize) -> Result<Stage> {
     let mut codec = Codec {
         o,
         streams,
-        windows: o.windows(streams)?,
+        windows: o.windows(streams, width)?,
         wide: [
             o.out(streams * WIDEST)?,
             o.out(streams * WIDEST)?,
-            o.out(streams * WIDEST)?,
+            o.out(streams * MOST_STAGED)?,
         ],
         stage: Stage::new("codec"),
     };
@@ -109,7 +111,7 @@ impl Codec<'_> {
         let (o, streams) = (self.o, self.streams);
         let rows = streams * shape.rate;
         let past = (shape.taps - 1) * shape.dilation * shape.c_in;
-        let [a, b, inside] = &self.wide;
+        let [a, b, scratch] = &self.wide;
         let out = if x.buffer.id() == a.buffer.id() { b } else { a };
         let out = out.slice(0, rows * shape.c_out);
         let pointwise = match shape.unit {
@@ -117,7 +119,6 @@ impl Codec<'_> {
                 snake: self.snake(shape.c_out)?,
                 w: o.matrix(shape.c_out, shape.c_out)?,
                 bias: Some(o.floats(shape.c_out)?),
-                scratch: inside.slice(0, rows * shape.c_out),
             }),
             false => None,
         };
@@ -140,6 +141,7 @@ impl Codec<'_> {
             },
             windows: Operands::windows_at(&self.windows, streams, shape.rate),
             pointwise,
+            scratch: Some(scratch.clone()),
             residual: shape.unit.then(|| x.clone()),
             clamp: shape.c_out == 1,
             out: out.clone(),

@@ -42,6 +42,8 @@ pub struct BenchConfig {
     pub rows: usize,
     /// Positions in the Talker's cache.
     pub context: usize,
+    /// Frames of the Codec's windows.
+    pub window: usize,
     /// Also every kind of operation alone.
     pub detail: bool,
     /// At least this long for each measurement.
@@ -163,7 +165,7 @@ pub fn bench(config: &BenchConfig) -> Result<Vec<StageTime>> {
     }
     // The speech tokenizer's checkpoint is in f32.
     let o = operands(DType::F32);
-    let codec = codec::codec(&o, rows)?;
+    let codec = codec::codec(&o, rows, config.window)?;
     times.push(time_stage(&codec, &codec, &*stream, config)?);
     Ok(times)
 }

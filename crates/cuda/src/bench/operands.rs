@@ -120,8 +120,13 @@ impl Operands {
     }
 
     /// One window of one frame for each stream.
-    pub(crate) fn windows(&self, streams: usize) -> Result<View> {
-        let windows: Vec<i32> = (0..streams as i32).flat_map(|i| [i, 1, i]).collect();
+    /// Windows of at most `width` frames over so many in all; room for one a frame, as a captured step has it.
+    pub(crate) fn windows(&self, frames: usize, width: usize) -> Result<View> {
+        let window = |i: usize| match i * width {
+            first if first < frames => [first as i32, width.min(frames - first) as i32, i as i32],
+            _ => [0; 3],
+        };
+        let windows: Vec<i32> = (0..frames).flat_map(window).collect();
         self.ints(&windows)
     }
 

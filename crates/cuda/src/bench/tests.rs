@@ -51,7 +51,7 @@ fn a_predictor_frame_reads_its_weights_fifteen_times() {
 
 #[test]
 fn a_codec_frame_computes_what_the_decoder_has() {
-    let stage = codec::codec(&operands(DType::F32), 1).unwrap();
+    let stage = codec::codec(&operands(DType::F32), 1, 1).unwrap();
     let total = total(&stage);
     near(total.flops, 4.96e9);
 }
@@ -78,6 +78,7 @@ fn a_stage_is_timed_whole_and_by_kind() {
         model: Model::Small,
         rows: 3,
         context: 5,
+        window: 1,
         detail: true,
         budget: Duration::from_millis(20),
         cache_dtype: Some(DType::F32),

@@ -6,6 +6,7 @@
 //! its slice. The weight's shape alone says how many slices; the rows pick the tile, which changes no bit.
 
 mod ring;
+mod staged;
 mod unit;
 mod warpgroup;
 
@@ -69,6 +70,8 @@ const NARROW: [Tile; 3] = [
     FEW,
 ];
 
+/// Blocks of `conv_state`, about: as many as run at once.
+const STATE_BLOCKS: usize = 1056;
 /// Rows and outputs of a block of `conv_any_*`.
 const ANY_TILE: usize = 64;
 /// Rows of a block of `conv_to_one_*`.
@@ -93,20 +96,26 @@ pub(super) fn conv(op: &op::Conv, target: Target, out: &mut Vec<Launch>) {
         return;
     }
     let unit = unit::conv(op, target).or_else(|| ring::conv(op, target));
-    if op.pointwise.is_some() && unit.is_none() {
+    let staged = unit.is_none() && staged::conv(op, target, out);
+    if op.pointwise.is_some() && unit.is_none() && !staged {
         let (first, second) = op.parts();
         conv(&first, target, out);
         second.iter().for_each(|second| conv(second, target, out));
         return;
     }
     let samples = to_one(op);
-    let quick = unit.is_some() || warpgroup::takes(op, target) || samples.is_some() && to_one_by_products(op);
-    out.push(
-        unit.or(samples)
-            .or_else(|| warpgroup::conv(op, target))
-            .or_else(|| tensor_cores(op, target))
-            .unwrap_or_else(|| any(op)),
-    );
+    let quick = staged
+        || unit.is_some()
+        || warpgroup::takes(op, target)
+        || samples.is_some() && to_one_by_products(op);
+    if !staged {
+        out.push(
+            unit.or(samples)
+                .or_else(|| warpgroup::conv(op, target))
+                .or_else(|| tensor_cores(op, target))
+                .unwrap_or_else(|| any(op)),
+        );
+    }
     // The convolution's blocks read the old state in no particular order, so it is replaced behind them.
     if let Some(state) = &op.state {
         let past = (op.taps - 1) * op.dilation;
@@ -116,9 +125,11 @@ pub(super) fn conv(op: &op::Conv, target: Target, out: &mut Vec<Launch>) {
             .optional(snake.map(|snake| &snake.alpha))
             .optional(snake.map(|snake| &snake.inv_beta));
         let args = streams(args, Some(state), past * op.c_in, &op.windows, op.rows);
+        let across = op.c_in.div_ceil(32);
+        let windows = (across * op.windows.count).div_ceil(STATE_BLOCKS);
         out.push(Launch {
             kernel: "conv_state",
-            grid: [op.c_in.div_ceil(32) as u32, op.windows.count as u32, 1],
+            grid: [across as u32, op.windows.count.div_ceil(windows) as u32, 1],
             block: 256,
             shared: 0,
             cluster: 1,

@@ -53,6 +53,7 @@ fn conv(o: &Operands, x: View, shape: &ConvShape) -> Conv {
         state: (past > 0).then(|| o.state(shape.streams, past)),
         windows: o.windows(shape.streams, shape.time),
         pointwise: None,
+        scratch: None,
         residual: None,
         clamp: false,
         out: o.floats(rows * shape.c_out),

@@ -35,8 +35,6 @@ pub struct Pointwise {
     pub w: Matrix,
     /// Bias `[n]`.
     pub bias: Option<View>,
-    /// A scratch for `y`, `[time, c_out]`, of no use afterwards.
-    pub scratch: View,
 }
 
 /// Causal dilated convolution over streams with carried state:
@@ -70,6 +68,9 @@ pub struct Conv {
     pub windows: Windows,
     /// A second convolution of one tap behind this one.
     pub pointwise: Option<Pointwise>,
+    /// At least [`Conv::scratch_len`] elements, of no use afterwards. With a `pointwise` there is one; else a device may be
+    /// faster for it.
+    pub scratch: Option<View>,
     /// Added to the result, `[time, outputs]`; may be `out`, or `x`.
     pub residual: Option<View>,
     /// Clamp the result to ±1.
@@ -86,20 +87,32 @@ impl Conv {
             .map_or(self.w.n, |pointwise| pointwise.w.n)
     }
 
+    /// f32 elements of a scratch: room for what lies between the two convolutions, `[time, c_out]`, or, in 16 bits, for that
+    /// and all inputs with every window's carried ones ahead of its own.
+    pub fn scratch_len(&self) -> usize {
+        let carried = self.windows.count * (self.taps - 1) * self.dilation;
+        let between = self.pointwise.as_ref().map_or(0, |_| self.w.n);
+        let staged = (self.rows + carried) * (self.c_in + between);
+        staged.div_ceil(2).max(self.rows * between)
+    }
+
     /// The two convolutions of which one with a `pointwise` consists, by way of its scratch; one without as it is.
     pub fn parts(&self) -> (Conv, Option<Conv>) {
-        let Some(pointwise) = &self.pointwise else {
+        let (Some(pointwise), Some(scratch)) = (&self.pointwise, &self.scratch) else {
             return (self.clone(), None);
         };
+        let between = scratch.slice(0, self.rows * self.w.n);
         let first = Conv {
             pointwise: None,
+            scratch: None,
             residual: None,
             clamp: false,
-            out: pointwise.scratch.clone(),
+            out: between.clone(),
             ..self.clone()
         };
         let second = Conv {
-            x: pointwise.scratch.clone(),
+            x: between,
+            scratch: None,
             w: pointwise.w.clone(),
             bias: pointwise.bias.clone(),
             c_in: self.w.n,

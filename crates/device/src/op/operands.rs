@@ -184,7 +184,7 @@ impl<'a> List<'a> {
         self.pool("state.pool", &state.pool, Elements::Floats, TouchKind::Write);
     }
 
-    fn pointwise(&mut self, op: &'a Pointwise, rows: usize, channels: usize) {
+    fn pointwise(&mut self, op: &'a Pointwise, channels: usize) {
         let snake = &op.snake;
         self.read("pointwise.snake.alpha", &snake.alpha, channels, Elements::F32);
         self.read(
@@ -195,7 +195,6 @@ impl<'a> List<'a> {
         );
         self.weight("pointwise.w", &op.w.packed);
         self.optional("pointwise.bias", &op.bias, op.w.n);
-        self.write("pointwise.scratch", &op.scratch, rows * channels, Elements::F32);
     }
 
     fn windows(&mut self, windows: &'a Windows) {
@@ -312,7 +311,10 @@ impl Op {
                 }
                 all.windows(&op.windows);
                 if let Some(pointwise) = &op.pointwise {
-                    all.pointwise(pointwise, op.rows, op.w.n);
+                    all.pointwise(pointwise, op.w.n);
+                }
+                if let Some(scratch) = &op.scratch {
+                    all.write("scratch", scratch, op.scratch_len(), F32);
                 }
                 let len = op.rows * op.outputs();
                 if let Some(residual) = &op.residual {

@@ -361,8 +361,8 @@ fn refusals_name_the_operand_and_the_numbers() {
             },
             w: m.matrix(4, k),
             bias: None,
-            scratch: m.f32("scratch", 5 * 3),
         }),
+        scratch: Some(m.f32("scratch", 5 * 3)),
         residual: None,
         clamp: false,
         out: m.f32("out", 5 * 4),
@@ -370,5 +370,16 @@ fn refusals_name_the_operand_and_the_numbers() {
     check_refused(
         |m| pointwise_of(m, 2).into(),
         "Conv: pointwise.w has 2 inputs, the convolution in front of it gives 3",
+    );
+    check_refused(
+        |m| {
+            let scratch = None;
+            Conv {
+                scratch,
+                ..pointwise_of(m, 3)
+            }
+            .into()
+        },
+        "Conv: a convolution with a second one needs a scratch",
     );
 }

@@ -71,6 +71,9 @@ impl Op {
                         pointwise.w.k, op.w.n
                     ));
                 }
+                if op.pointwise.is_some() && op.scratch.is_none() {
+                    return Some("a convolution with a second one needs a scratch".to_owned());
+                }
                 match (&op.state, op.taps) {
                     (None, 1) => None,
                     (Some(_), 1) => Some("a convolution of 1 tap carries no state: leave it out".to_owned()),

@@ -225,11 +225,13 @@ impl Operands {
             let bias = e.shared("bias2", second.bias.clone());
             let alpha = e.shared("alpha2", second.alpha.clone());
             let inv_beta = e.shared("inv_beta2", second.inv_beta.clone());
-            let inside = e.scratch("inside", DType::F32, rows * shape.c_out);
             // The reference's `x` is activated already.
             let plain = e.input("plain", Data::floats(&inputs));
-            (w, bias, alpha, inv_beta, inside, plain)
+            (w, bias, alpha, inv_beta, plain)
         });
+        let between = if shape.unit { shape.c_out } else { 0 };
+        let staged = (rows + cuts.len() * (shape.taps - 1) * shape.dilation) * (shape.c_in + between);
+        let scratch = e.scratch("scratch", DType::F32, staged.div_ceil(2).max(rows * between));
         let windows = e.input("windows", windows(cuts, &self.slots));
         let contents = pool
             .cloned()
@@ -287,15 +289,15 @@ impl Operands {
                 count,
                 rate,
             },
-            pointwise: second.map(|(w, bias, alpha, inv_beta, inside, _)| Pointwise {
+            pointwise: second.map(|(w, bias, alpha, inv_beta, _)| Pointwise {
                 snake: Snake {
                     alpha: p.view(alpha),
                     inv_beta: p.view(inv_beta),
                 },
                 w: p.matrix(w),
                 bias: Some(p.view(bias)),
-                scratch: p.view(inside),
             }),
+            scratch: Some(p.view(scratch)),
             residual: match shape.unit {
                 true => Some(p.view(x)),
                 false => shape.residual.then(|| p.view(out)),

@@ -36,46 +36,51 @@ fn launches(
 
 fn launches_of(
     weights: DType,
-    (c_in, c_out, taps, dilation, rate, _): (usize, usize, usize, usize, usize, usize),
+    shape: (usize, usize, usize, usize, usize, usize),
     streams: usize,
     target: Target,
 ) -> Vec<Launch> {
+    let mut out = Vec::new();
+    conv(&conv_of(weights, shape, streams), target, &mut out);
+    out
+}
+
+fn conv_of(
+    weights: DType,
+    (c_in, c_out, taps, dilation, rate, _): (usize, usize, usize, usize, usize, usize),
+    streams: usize,
+) -> Conv {
     let (rows, k) = (streams * rate, taps * c_in);
     let past = (taps - 1) * dilation * c_in;
-    let mut out = Vec::new();
-    conv(
-        &Conv {
-            x: view(DType::F32, rows * c_in),
-            rows,
-            w: Matrix {
-                packed: view(weights, c_out.next_multiple_of(16) * k).buffer,
-                n: c_out,
-                k,
-            },
-            bias: Some(view(DType::F32, c_out)),
-            c_in,
-            taps,
-            dilation,
-            snake: None,
-            state: (taps > 1).then(|| StateSlice {
-                pool: view(DType::F32, streams * past),
-                slot_stride: past,
-                offset: 0,
-            }),
-            windows: Windows {
-                windows: view(DType::I32, streams * 3),
-                count: streams,
-                rate,
-            },
-            pointwise: None,
-            residual: None,
-            clamp: false,
-            out: view(DType::F32, rows * c_out),
+    Conv {
+        x: view(DType::F32, rows * c_in),
+        rows,
+        w: Matrix {
+            packed: view(weights, c_out.next_multiple_of(16) * k).buffer,
+            n: c_out,
+            k,
         },
-        target,
-        &mut out,
-    );
-    out
+        bias: Some(view(DType::F32, c_out)),
+        c_in,
+        taps,
+        dilation,
+        snake: None,
+        state: (taps > 1).then(|| StateSlice {
+            pool: view(DType::F32, streams * past),
+            slot_stride: past,
+            offset: 0,
+        }),
+        windows: Windows {
+            windows: view(DType::I32, streams * 3),
+            count: streams,
+            rate,
+        },
+        pointwise: None,
+        scratch: None,
+        residual: None,
+        clamp: false,
+        out: view(DType::F32, rows * c_out),
+    }
 }
 
 /// The last arguments: slices, blocks of a cluster, slices of a block, channels staged at a time, staged rows.
@@ -166,7 +171,7 @@ fn a_shape_is_multiplied_by_warpgroups_whatever_its_rows() {
     for &shape in SHAPES {
         let (_, _, taps, _, rate, slices) = shape;
         let expected = match taps {
-            1 | 2 | 7 if rate >= 32 => "conv_warpgroup_",
+            2 if rate >= 32 => "conv_warpgroup_",
             _ => "conv_mma_f16_",
         };
         for streams in [1, 3, 8, 64, 256] {
@@ -263,8 +268,8 @@ fn unit(weights: DType, channels: usize, rate: usize, streams: usize) -> Conv {
             snake: snake(),
             w: matrix(channels),
             bias: None,
-            scratch: view(DType::F32, rows * channels),
         }),
+        scratch: Some(view(DType::F32, (rows + streams * 54) * channels)),
         residual: Some(x),
         clamp: false,
         out: view(DType::F32, rows * channels),
@@ -272,7 +277,7 @@ fn unit(weights: DType, channels: usize, rate: usize, streams: usize) -> Conv {
 }
 
 #[test]
-fn a_residual_unit_is_one_kernel_where_its_weights_fit_and_two_elsewhere() {
+fn a_residual_unit_is_one_kernel_where_its_weights_fit_and_more_elsewhere() {
     let names = |op: &Conv, target| -> Vec<&str> {
         let mut out = Vec::new();
         conv(op, target, &mut out);
@@ -285,8 +290,7 @@ fn a_residual_unit_is_one_kernel_where_its_weights_fit_and_two_elsewhere() {
             (&small, A100, "conv_mma_f16"),
             (&unit(DType::F32, 96, 1920, streams), H200, "conv_any_f32"),
             (&unit(DType::Bf16, 96, 1920, streams), H200, "conv_mma_bf16"),
-            (&unit(DType::F16, 384, 160, streams), H200, "conv_warpgroup"),
-            (&unit(DType::F16, 768, 32, streams), H200, "conv_warpgroup"),
+            (&unit(DType::F16, 384, 160, streams), A100, "conv_mma_f16"),
         ] {
             let names = names(op, target);
             assert_eq!((names.len(), names[1]), (3, "conv_state"), "{names:?}");
@@ -295,10 +299,72 @@ fn a_residual_unit_is_one_kernel_where_its_weights_fit_and_two_elsewhere() {
                 "{names:?}"
             );
         }
+        for (channels, rate) in [(384, 160), (768, 32)] {
+            let names = names(&unit(DType::F16, channels, rate, streams), H200);
+            assert_eq!([names[0], names[3]], ["conv_stage", "conv_state"], "{names:?}");
+            assert!(names[1].starts_with("conv_staged_inner_7_"), "{names:?}");
+            assert!(names[2].starts_with("conv_staged_1_"), "{names:?}");
+        }
         let mut launches = Vec::new();
         conv(&small, H200, &mut launches);
         let (tiles, launch) = (streams * 15, &launches[0]);
         assert_eq!(launch.grid, [tiles.min(132) as u32, 1, 1]);
         assert!(launch.shared <= 227 << 10, "{launch:?}");
     }
+}
+
+#[test]
+fn what_is_staged_is_staged_once_and_multiplied_whole_whatever_the_rows() {
+    // Inputs, outputs, taps, dilation and rate of what comes here, and places of a tile by the kernel's name.
+    let shapes = [
+        (1024, 1536, 7, 1, 4),
+        (1536, 6144, 2, 1, 4),
+        (768, 1920, 2, 1, 32),
+        (384, 768, 2, 1, 160),
+    ];
+    for (c_in, c_out, taps, dilation, rate) in shapes {
+        for streams in [1, 3, 8, 64, 256, 400] {
+            let mut op = conv_of(DType::F16, (c_in, c_out, taps, dilation, rate, 0), streams);
+            let past = (taps - 1) * dilation;
+            let places = streams * (rate + past);
+            op.scratch = Some(view(DType::F32, op.scratch_len()));
+            let mut launches = Vec::new();
+            conv(&op, H200, &mut launches);
+            let names: Vec<_> = launches.iter().map(|launch| launch.kernel).collect();
+            let [stage, products, state] = &launches[..] else {
+                panic!("{names:?}");
+            };
+            assert_eq!((stage.kernel, state.kernel), ("conv_stage", "conv_state"));
+            assert!(
+                products.kernel.starts_with(&format!("conv_staged_{taps}_")),
+                "{names:?}"
+            );
+            let tile = rows_of_staged(products.kernel);
+            let outputs = (products.block as usize / 128 - 1) * 64;
+            let [all, across, buffers] = places_across_buffers(products);
+            assert_eq!([all, across], [places, c_out.div_ceil(outputs)]);
+            assert!(buffers >= 2 && products.shared <= 227 << 10, "{products:?}");
+            let items = (places - past).div_ceil(tile) * across;
+            assert_eq!(products.grid, [items.min(132) as u32, 1, 1]);
+            assert!(stage.grid[0] as usize * 64 >= places && stage.grid[1] as usize * 64 <= c_in);
+        }
+    }
+}
+
+/// Places of a tile, from a kernel's name.
+fn rows_of_staged(kernel: &str) -> usize {
+    kernel.rsplit('_').next().unwrap().parse().unwrap()
+}
+
+/// Ahead of five pointers at the end.
+fn places_across_buffers(launch: &Launch) -> [usize; 3] {
+    let fields = launch.args.fields();
+    let int = |(offset, size): &(usize, usize)| {
+        i32::from_ne_bytes(launch.args.bytes()[*offset..offset + size].try_into().unwrap()) as usize
+    };
+    let last: Vec<_> = fields[fields.len() - 8..fields.len() - 5]
+        .iter()
+        .map(int)
+        .collect();
+    last.try_into().unwrap()
 }

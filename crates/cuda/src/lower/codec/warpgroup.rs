@@ -44,14 +44,9 @@ const RUN: Tile = Tile { units: 1, unit: 160 };
 
 /// Kernels by taps and tile, and what channels they take at a time.
 const KERNELS: &[(usize, Tile, usize, &str)] = &[
-    (7, FEW, 16, "conv_warpgroup_7_1x32"),
-    (7, UNITS, 16, "conv_warpgroup_7_4x32"),
-    (7, RUN, 16, "conv_warpgroup_7_1x160"),
     (2, FEW, 64, "conv_warpgroup_2_1x32"),
     (2, UNITS, 64, "conv_warpgroup_2_4x32"),
     (2, RUN, 32, "conv_warpgroup_2_1x160"),
-    (1, FEW, 96, "conv_warpgroup_1_1x32"),
-    (1, RUN, 96, "conv_warpgroup_1_1x160"),
 ];
 
 /// How one launch divides the work.

@@ -480,8 +480,8 @@ fn a_pointwise_convolution_goes_over_what_the_first_one_gives() {
             },
             w: bench.matrix(2, 1, &[1.0, -2.0]),
             bias: Some(bench.floats("bias", &[0.0, 0.5])),
-            scratch: bench.floats("scratch", &[f32::NAN; 4]),
         }),
+        scratch: Some(bench.floats("scratch", &[f32::NAN; 16])),
         residual: Some(bench.floats("residual", &[100.0; 8])),
         out: bench.floats("wide_out", &[f32::NAN; 8]),
         ..small_conv(&bench)

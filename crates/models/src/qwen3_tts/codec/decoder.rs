@@ -46,8 +46,7 @@ pub struct Pass {
     pub positions: View,
 }
 
-/// Buffers of one pass. The two wide ones are input and output in turn from the latent upsampling on, and the third is
-/// what lies between the two convolutions of a residual unit.
+/// Buffers of one pass. The two wide ones are input and output in turn from the latent upsampling on.
 #[derive(Debug)]
 struct Workspace {
     entry: Buffer,
@@ -63,7 +62,8 @@ struct Workspace {
     inner: Buffer,
     convnext: Buffer,
     wide: [Buffer; 2],
-    inside: Buffer,
+    /// Of all convolutions.
+    scratch: Buffer,
     samples: Buffer,
 }
 
@@ -84,10 +84,24 @@ impl Workspace {
         let latent_rate: usize = c.upsampling_ratios.iter().product();
         let mut rate = latent_rate;
         let mut wide = rate * c.latent_dim.max(c.decoder_dim);
+        // As `Conv::scratch_len` has it, with a window for each frame.
+        let staged = |rate: usize, taps: usize, dilation: usize, channels: usize| {
+            ((rate + (taps - 1) * dilation) * channels).div_ceil(2)
+        };
+        let mut scratch =
+            staged(1, PRE_CONV_TAPS, 1, c.codebook_dim).max(staged(rate, TAPS, 1, c.latent_dim));
+        let mut channels = c.decoder_dim;
         for (block, up) in c.upsample_rates.iter().enumerate() {
+            scratch = scratch.max(staged(rate, TRANSPOSED_TAPS, 1, channels));
             rate *= up;
-            wide = wide.max(rate * block_channels(c, block));
+            channels = block_channels(c, block);
+            wide = wide.max(rate * channels);
+            for dilation in DILATIONS {
+                let unit = staged(rate, TAPS, dilation, 2 * channels);
+                scratch = scratch.max(unit).max(rate * channels);
+            }
         }
+        scratch = scratch.max(staged(rate, TAPS, 1, exit_channels(c)));
         Ok(Self {
             entry: buffer("entry", c.codebook_dim / 2)?,
             quantized: buffer("quantized", c.codebook_dim)?,
@@ -102,7 +116,7 @@ impl Workspace {
             inner: typed("inner", c.intermediate_size, product)?,
             convnext: typed("convnext", latent_rate * CONVNEXT_FACTOR * c.latent_dim, product)?,
             wide: [buffer("wide_a", wide)?, buffer("wide_b", wide)?],
-            inside: buffer("inside", wide)?,
+            scratch: buffer("scratch", scratch)?,
             samples: buffer("samples", rate)?,
         })
     }
@@ -113,6 +127,7 @@ struct Run<'a> {
     launcher: &'a Launcher<'a>,
     pool: &'a View,
     slot_words: usize,
+    scratch: View,
     pass: &'a Pass,
 }
 
@@ -197,6 +212,7 @@ impl Run<'_> {
             state: conv.state.map(|offset| self.state(offset)),
             windows: self.windows(rate),
             pointwise: conv.pointwise,
+            scratch: Some(self.scratch.clone()),
             residual: conv.residual.cloned(),
             clamp: conv.clamp,
             out: conv.out.clone(),
@@ -317,6 +333,7 @@ impl CodecDecoder {
             launcher,
             pool,
             slot_words,
+            scratch: self.work.scratch.view(),
             pass,
         };
         self.dequantize(&run, codes)?;
@@ -577,7 +594,6 @@ impl CodecDecoder {
                         snake: unit.snake2.clone(),
                         w: unit.conv2.w.clone(),
                         bias: Some(unit.conv2.bias.clone()),
-                        scratch: self.work.inside.view(),
                     }),
                     residual: Some(&x),
                     ..ConvCall::new(&x, &unit.conv1, TAPS, &spare)

@@ -33,6 +33,7 @@ fn check_stages(checkpoint: &Checkpoint, golden: &Golden, tolerance: f32) {
                 launcher,
                 pool: &pool,
                 slot_words: words,
+                scratch: decoder.work.scratch.view(),
                 pass: &pass,
             })
         });
