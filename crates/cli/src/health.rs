@@ -5,16 +5,17 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use clap::Args;
+use laneway_tls::flags::ClientTlsArgs;
 use tonic_health::pb::HealthCheckRequest;
 use tonic_health::pb::health_check_response::ServingStatus;
 use tonic_health::pb::health_client::HealthClient;
 
-use crate::client::endpoint;
+use crate::client::{BadFlags, endpoint};
 
 /// Flags of `health`.
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {
-    /// The service's address, host:port or http://host:port.
+    /// The service's address, host:port, http://host:port or https://host:port.
     #[arg(default_value = "127.0.0.1:8080")]
     address: String,
     /// Service name; empty for the server as a whole.
@@ -23,11 +24,15 @@ pub(crate) struct Arguments {
     /// Seconds to wait for the answer.
     #[arg(long, default_value_t = 2)]
     timeout_s: u64,
+    #[command(flatten)]
+    tls: ClientTlsArgs,
 }
 
 pub(crate) async fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
+    let dial = arguments.tls.dial(&arguments.address).map_err(BadFlags)?;
     let check = async {
-        let channel = endpoint(&arguments.address)?.connect().await.context("connect")?;
+        let endpoint = endpoint(&arguments.address, &dial)?;
+        let channel = dial.connect(endpoint).await.context("connect")?;
         let request = HealthCheckRequest {
             service: arguments.service,
         };

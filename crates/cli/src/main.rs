@@ -102,6 +102,10 @@ fn report(error: &anyhow::Error) -> ExitCode {
         eprint!("{refused}");
         return ExitCode::from(EXIT_CONFIG);
     }
+    if let Some(flags) = error.downcast_ref::<client::BadFlags>() {
+        eprint!("{flags}");
+        return ExitCode::from(EXIT_CONFIG);
+    }
     if error.is::<stdout::ReaderLeft>() {
         return ExitCode::from(stdout::EXIT_READER_LEFT);
     }

@@ -33,15 +33,15 @@ fn connection_window(n_streams: usize) -> u32 {
 
 /// A lazily connected channel that notices a peer which is gone without a word.
 pub(crate) fn channel(uri: Uri, config: &LinkConfig) -> Channel {
-    Endpoint::from(uri)
+    let endpoint = Endpoint::from(uri)
         .connect_timeout(config.connect_timeout)
         .initial_stream_window_size(STREAM_WINDOW_BYTES)
         .initial_connection_window_size(connection_window(config.max_streams.get()))
         .http2_keep_alive_interval(config.keep_alive_interval)
         .keep_alive_timeout(config.keep_alive_timeout)
         .keep_alive_while_idle(true)
-        .tcp_nodelay(true)
-        .connect_lazy()
+        .tcp_nodelay(true);
+    config.dial().lazy(endpoint)
 }
 
 /// A source of workers.

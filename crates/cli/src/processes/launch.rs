@@ -11,6 +11,7 @@ use laneway_plan::mps::PIPE_VARIABLE;
 use tokio::process::Command;
 use tracing::level_filters::LevelFilter;
 
+use super::Manager;
 use crate::config::ConfigArguments;
 
 /// This program, also when another build has taken the place of its file.
@@ -30,6 +31,7 @@ const NOT_FOR_WORKERS: [&str; 4] = [
 pub(super) struct Launch {
     config: Vec<OsString>,
     engine_manager: String,
+    tls: Vec<OsString>,
     /// By rank.
     variables: BTreeMap<u32, Vec<(&'static str, OsString)>>,
     metrics: Option<SocketAddr>,
@@ -41,7 +43,7 @@ impl Launch {
     pub(super) fn new(
         config: &ConfigArguments,
         deployment: &Deployment,
-        engine_manager: String,
+        manager: &Manager,
         pipe_directory: Option<&Path>,
         metrics: Option<SocketAddr>,
         sockets: PathBuf,
@@ -54,7 +56,8 @@ impl Launch {
         };
         Launch {
             config: config.flags(),
-            engine_manager,
+            engine_manager: manager.address.clone(),
+            tls: manager.tls_flags.clone(),
             variables: deployment.ranks.iter().map(of_rank).collect(),
             metrics,
             sockets,
@@ -72,6 +75,7 @@ impl Launch {
             .args(["--engine-manager", &self.engine_manager])
             .arg("--socket-directory")
             .arg(&self.sockets)
+            .args(&self.tls)
             .args(&self.config);
         if let Some(address) = self.metrics_of(rank) {
             command.args(["--metrics-listen", &address.to_string()]);
@@ -125,7 +129,11 @@ mod tests {
         Launch::new(
             &config,
             served.deployment(),
-            "http://127.0.0.1:7070".into(),
+            &Manager {
+                address: "http://127.0.0.1:7070".into(),
+                dial: laneway_tls::Dial::default(),
+                tls_flags: vec!["--internal-tls-ca".into(), "ca.pem".into()],
+            },
             Some(Path::new("/tmp/mps")),
             metrics.map(|address| address.parse().unwrap()),
             "/tmp/sockets".into(),
@@ -191,6 +199,7 @@ mps:
             "{first}"
         );
         assert!(first.contains("--socket-directory /tmp/sockets"), "{first}");
+        assert!(first.contains("--internal-tls-ca ca.pem"), "{first}");
         assert!(!first.contains("metrics"), "{first}");
         let again = arguments(Some("0.0.0.0:9464"), 1, Some("127.0.0.1:4711"));
         assert!(again.contains("--listen 127.0.0.1:4711"), "{again}");
