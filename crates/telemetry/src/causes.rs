@@ -12,6 +12,14 @@ pub fn causes_of(error: &(dyn Error + 'static)) -> String {
     line(std::iter::successors(Some(error), |error| (*error).source()))
 }
 
+/// Why a call failed: what broke the connection under it, or else what the other end said.
+pub fn causes_of_status(status: &tonic::Status) -> String {
+    match status.source() {
+        Some(broken) => causes_of(broken),
+        None => status.message().to_owned(),
+    }
+}
+
 fn line<'a>(chain: impl Iterator<Item = &'a (dyn Error + 'static)>) -> String {
     let mut line = String::new();
     for cause in chain {
@@ -40,6 +48,15 @@ mod tests {
             });
         assert_eq!(causes(&error), expected);
         assert_eq!(causes_of(&*error), expected);
+    }
+
+    #[test]
+    fn a_call_failed_for_what_broke_under_it_or_for_what_was_said() {
+        let said = tonic::Status::unavailable("come back later");
+        assert_eq!(causes_of_status(&said), "come back later");
+        let broken = std::io::Error::other("certificate expired");
+        let broken = tonic::Status::from_error(Box::new(broken));
+        assert_eq!(causes_of_status(&broken), "certificate expired");
     }
 
     #[test]

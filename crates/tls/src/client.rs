@@ -5,18 +5,23 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use hyper_util::rt::TokioIo;
-use rustls::pki_types::ServerName;
 use rustls::{ClientConfig, RootCertStore};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 use tonic::transport::{Channel, Endpoint, Uri};
 
-use crate::files::{Identity, TlsError, authorities, provider, unusable};
+use crate::advice::{Advice, Advised, Flags, Heard};
+use crate::files::{Identity, TlsError, authorities, name_of, provider, unusable};
 use crate::reload::{Current, FromFiles, Watch};
 
-/// Port of an address that names none.
-const DEFAULT_PORT: u16 = 443;
+/// Ports of an address that names none.
+const HTTPS_PORT: u16 = 443;
+const HTTP_PORT: u16 = 80;
+
+/// A connection that was dialled, with TLS and without.
+type Encrypted = TokioIo<Advised<TlsStream<TcpStream>>>;
+type Open = TokioIo<Advised<TcpStream>>;
 
 /// The files of who dials.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -65,36 +70,67 @@ impl FromFiles for ClientFiles {
 
 /// Whom it trusts, and what it proves itself with. Cheap to clone.
 #[derive(Debug, Clone)]
-pub struct ClientTls(Current<ClientFiles>);
+pub struct ClientTls {
+    current: Current<ClientFiles>,
+    advice: Advice,
+}
 
 impl ClientTls {
     /// Read the files for the first time.
     ///
     /// # Errors
-    /// A file cannot be read or used.
+    /// A file cannot be read or used, or the name is none.
     pub fn read(files: ClientFiles) -> Result<Self, TlsError> {
-        Current::read(files).map(Self)
+        Self::advised(files, Flags::Caller)
+    }
+
+    /// The same for a role that dials another.
+    pub(crate) fn of_role(files: ClientFiles) -> Result<Self, TlsError> {
+        Self::advised(files, Flags::Role)
+    }
+
+    fn advised(files: ClientFiles, flags: Flags) -> Result<Self, TlsError> {
+        files.name.as_deref().map(name_of).transpose()?;
+        let shown = files.identity.as_ref().map(|own| own.certificate.clone());
+        Ok(Self {
+            current: Current::read(files)?,
+            advice: Advice { flags, shown },
+        })
     }
 
     /// Read the files again whenever they change, until this is dropped.
     pub fn watch(&self) -> Watch {
-        self.0.watch()
+        self.current.watch()
     }
 
-    async fn dial(self, uri: Uri) -> io::Result<TokioIo<TlsStream<TcpStream>>> {
+    async fn dial(self, uri: Uri, heard: Heard) -> io::Result<Encrypted> {
+        let (host, stream) = reach(&uri, HTTPS_PORT, &heard).await?;
         let invalid = |problem: String| io::Error::new(io::ErrorKind::InvalidInput, problem);
-        let host = uri
-            .host()
-            .ok_or_else(|| invalid(format!("{uri} names no host")))?;
-        // An address of IPv6 stands in brackets.
-        let host = host.trim_matches(['[', ']']);
-        let name = self.0.files().name.as_deref().unwrap_or(host).to_owned();
-        let name = ServerName::try_from(name).map_err(|error| invalid(error.to_string()))?;
-        let stream = TcpStream::connect((host, uri.port_u16().unwrap_or(DEFAULT_PORT))).await?;
-        stream.set_nodelay(true)?;
-        let connector = TlsConnector::from((*self.0.now()).clone());
-        connector.connect(name, stream).await.map(TokioIo::new)
+        let name = self.current.files().name.as_deref().unwrap_or(host);
+        let name = name_of(name).map_err(|error| invalid(error.to_string()))?;
+        let connector = TlsConnector::from((*self.current.now()).clone());
+        let advice = self.advice;
+        match connector.connect(name, stream).await {
+            Ok(stream) => Ok(TokioIo::new(Advised::new(stream, Some(advice), heard))),
+            Err(error) => Err(advice.added(error)),
+        }
     }
+}
+
+/// A connection to where `uri` leads, and the host there.
+async fn reach<'a>(uri: &'a Uri, default_port: u16, heard: &Heard) -> io::Result<(&'a str, TcpStream)> {
+    heard.anew();
+    let nowhere = || io::Error::new(io::ErrorKind::InvalidInput, format!("{uri} names no host"));
+    // An address of IPv6 stands in brackets.
+    let host = uri.host().ok_or_else(nowhere)?.trim_matches(['[', ']']);
+    let stream = TcpStream::connect((host, uri.port_u16().unwrap_or(default_port))).await?;
+    stream.set_nodelay(true)?;
+    Ok((host, stream))
+}
+
+async fn dial_open(uri: Uri, heard: Heard) -> io::Result<Open> {
+    let (_, stream) = reach(&uri, HTTP_PORT, &heard).await?;
+    Ok(TokioIo::new(Advised::new(stream, None, heard)))
 }
 
 /// An address that is not dialled as it stands.
@@ -113,18 +149,24 @@ pub enum AddressError {
 
 /// How addresses are dialled: with TLS, or all of them without. Cheap to clone.
 #[derive(Debug, Clone, Default)]
-pub struct Dial(Option<ClientTls>);
+pub struct Dial {
+    tls: Option<ClientTls>,
+    heard: Heard,
+}
 
 impl From<Option<ClientTls>> for Dial {
     fn from(tls: Option<ClientTls>) -> Self {
-        Self(tls)
+        Self {
+            tls,
+            heard: Heard::default(),
+        }
     }
 }
 
 impl Dial {
     /// Scheme of an address that names none.
     pub fn scheme(&self) -> &'static str {
-        match self.0 {
+        match self.tls {
             Some(_) => "https",
             None => "http",
         }
@@ -142,7 +184,7 @@ impl Dial {
         let parsed = whole.parse::<Uri>().ok().filter(|uri| uri.host().is_some());
         let malformed = || AddressError::Malformed(address.to_owned());
         let uri = parsed.ok_or_else(malformed)?;
-        match (uri.scheme_str(), &self.0) {
+        match (uri.scheme_str(), &self.tls) {
             (Some("https"), Some(_)) | (Some("http"), None) => Ok(uri),
             (Some("https"), None) => Err(AddressError::NoCertificates(address.to_owned())),
             (Some("http"), Some(_)) => Err(AddressError::Open(address.to_owned())),
@@ -153,8 +195,8 @@ impl Dial {
     /// A channel that connects when it is used, and again whenever the connection is lost. With TLS nothing goes out
     /// without it, whatever the address says: an endpoint that is a Unix socket is not for this.
     pub fn lazy(&self, endpoint: Endpoint) -> Channel {
-        match self.0.clone() {
-            Some(tls) => endpoint.connect_with_connector_lazy(connector(tls)),
+        match self.tls.clone() {
+            Some(tls) => endpoint.connect_with_connector_lazy(self.connector(tls)),
             None => endpoint.connect_lazy(),
         }
     }
@@ -164,23 +206,37 @@ impl Dial {
     /// # Errors
     /// It cannot be.
     pub async fn connect(&self, endpoint: Endpoint) -> Result<Channel, tonic::transport::Error> {
-        match self.0.clone() {
-            Some(tls) => endpoint.connect_with_connector(connector(tls)).await,
-            None => endpoint.connect().await,
+        let heard = self.heard.clone();
+        let open = tower::service_fn(move |uri: Uri| dial_open(uri, heard.clone()));
+        match self.tls.clone() {
+            Some(tls) => endpoint.connect_with_connector(self.connector(tls)).await,
+            None => endpoint.connect_with_connector(open).await,
         }
     }
-}
 
-fn connector(
-    tls: ClientTls,
-) -> impl tower::Service<
-    Uri,
-    Response = TokioIo<TlsStream<TcpStream>>,
-    Error = io::Error,
-    Future = impl Future<Output = io::Result<TokioIo<TlsStream<TcpStream>>>> + Send,
-> + Send
-+ 'static {
-    tower::service_fn(move |uri: Uri| tls.clone().dial(uri))
+    /// Why a call failed on a channel from [`Dial::connect`]: also where the connection had been refused before the call
+    /// came to it.
+    pub fn why(&self, status: &tonic::Status) -> String {
+        let said = laneway_telemetry::causes_of_status(status);
+        match self.heard.last() {
+            Some(heard) if !said.contains(&heard) => format!("{said}: {heard}"),
+            _ => said,
+        }
+    }
+
+    fn connector(
+        &self,
+        tls: ClientTls,
+    ) -> impl tower::Service<
+        Uri,
+        Response = Encrypted,
+        Error = io::Error,
+        Future = impl Future<Output = io::Result<Encrypted>> + Send + use<>,
+    > + Send
+    + use<> {
+        let heard = self.heard.clone();
+        tower::service_fn(move |uri: Uri| tls.clone().dial(uri, heard.clone()))
+    }
 }
 
 #[cfg(test)]
@@ -189,7 +245,7 @@ mod tests {
 
     #[test]
     fn an_address_says_what_it_is_dialled_with() {
-        let with = Dial(Some(ClientTls::read(ClientFiles::default()).unwrap()));
+        let with = Dial::from(Some(ClientTls::read(ClientFiles::default()).unwrap()));
         let without = Dial::default();
         let uri = |dial: &Dial, address: &str| dial.uri(address).map(|uri| uri.to_string());
         assert_eq!(uri(&without, "host:1").unwrap(), "http://host:1/");

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use rustls::RootCertStore;
 use rustls::crypto::CryptoProvider;
 use rustls::pki_types::pem::{self, PemObject as _};
-use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 
 /// Largest file.
 const MAX_FILE_BYTES: u64 = 4 << 20;
@@ -40,6 +40,11 @@ pub enum TlsError {
         /// What it should hold.
         wanted: &'static str,
     },
+    /// What certificates should be for is no name.
+    #[error(
+        "\"{0}\" is no name that a certificate could be for; write one like laneway.internal, or an IP address"
+    )]
+    Name(String),
     /// What it holds cannot be taken.
     #[error("{} cannot be used: {problem}", path.display())]
     Unusable {
@@ -48,6 +53,23 @@ pub enum TlsError {
         /// What is wrong with it.
         problem: String,
     },
+}
+
+impl TlsError {
+    /// The file that cannot be used.
+    pub(crate) fn path(&self) -> Option<&Path> {
+        match self {
+            TlsError::Unreadable { path, .. }
+            | TlsError::Empty { path, .. }
+            | TlsError::Unusable { path, .. } => Some(path),
+            TlsError::Name(_) => None,
+        }
+    }
+}
+
+/// As a name that a certificate may be for.
+pub(crate) fn name_of(name: &str) -> Result<ServerName<'static>, TlsError> {
+    ServerName::try_from(name.to_owned()).map_err(|_| TlsError::Name(name.to_owned()))
 }
 
 /// The arithmetic that every connection uses.

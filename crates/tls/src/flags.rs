@@ -1,4 +1,5 @@
-//! The flags of both sides, with their environment variables. Each group is given whole or not at all.
+//! The flags of both sides, with their environment variables. Each group is given whole or not at all. Programs take
+//! several groups, so that no field's name may be the flag's.
 
 use std::path::PathBuf;
 
@@ -26,13 +27,18 @@ pub struct Violation {
 pub struct PublicTlsArgs {
     /// Certificate of the public API, with those that lead to its authority, in PEM. With it nothing is served without
     /// TLS. The files of TLS are read again when they change.
-    #[arg(long = "tls-cert", env = "LANEWAY_GATEWAY_TLS_CERT")]
+    #[arg(id = "tls-cert", long, env = "LANEWAY_GATEWAY_TLS_CERT", value_name = "FILE")]
     certificate: Option<PathBuf>,
     /// Private key of that certificate, in PEM.
-    #[arg(long = "tls-key", env = "LANEWAY_GATEWAY_TLS_KEY")]
+    #[arg(id = "tls-key", long, env = "LANEWAY_GATEWAY_TLS_KEY", value_name = "FILE")]
     key: Option<PathBuf>,
     /// Authority whose certificates callers have to show; without it they need none.
-    #[arg(long = "tls-client-ca", env = "LANEWAY_GATEWAY_TLS_CLIENT_CA")]
+    #[arg(
+        id = "tls-client-ca",
+        long,
+        env = "LANEWAY_GATEWAY_TLS_CLIENT_CA",
+        value_name = "FILE"
+    )]
     client_authority: Option<PathBuf>,
 }
 
@@ -41,16 +47,36 @@ pub struct PublicTlsArgs {
 pub struct InternalTlsArgs {
     /// Certificate of this role for the other roles, as a server and as a client, in PEM. With it every connection
     /// between roles is mutual TLS.
-    #[arg(long = "internal-tls-cert", env = "LANEWAY_INTERNAL_TLS_CERT")]
+    #[arg(
+        id = "internal-tls-cert",
+        long,
+        env = "LANEWAY_INTERNAL_TLS_CERT",
+        value_name = "FILE"
+    )]
     certificate: Option<PathBuf>,
     /// Private key of that certificate, in PEM.
-    #[arg(long = "internal-tls-key", env = "LANEWAY_INTERNAL_TLS_KEY")]
+    #[arg(
+        id = "internal-tls-key",
+        long,
+        env = "LANEWAY_INTERNAL_TLS_KEY",
+        value_name = "FILE"
+    )]
     key: Option<PathBuf>,
     /// Authority that signed the certificates of all roles.
-    #[arg(long = "internal-tls-ca", env = "LANEWAY_INTERNAL_TLS_CA")]
+    #[arg(
+        id = "internal-tls-ca",
+        long,
+        env = "LANEWAY_INTERNAL_TLS_CA",
+        value_name = "FILE"
+    )]
     authority: Option<PathBuf>,
     /// Name that the certificate of every role is for; without it each is for the host that is dialled.
-    #[arg(long = "internal-tls-name", env = "LANEWAY_INTERNAL_TLS_NAME")]
+    #[arg(
+        id = "internal-tls-name",
+        long,
+        env = "LANEWAY_INTERNAL_TLS_NAME",
+        value_name = "NAME"
+    )]
     name: Option<String>,
 }
 
@@ -58,16 +84,16 @@ pub struct InternalTlsArgs {
 #[derive(Debug, Clone, Default, Args)]
 pub struct ClientTlsArgs {
     /// Authority that signed the certificate of the service that is called; those of the public web without it.
-    #[arg(long = "ca", env = "LANEWAY_CA")]
+    #[arg(id = "ca", long, env = "LANEWAY_CA", value_name = "FILE")]
     authority: Option<PathBuf>,
     /// Certificate to show to a service that asks for one, in PEM.
-    #[arg(long = "cert", env = "LANEWAY_CERT")]
+    #[arg(id = "cert", long, env = "LANEWAY_CERT", value_name = "FILE")]
     certificate: Option<PathBuf>,
     /// Private key of that certificate.
-    #[arg(long = "key", env = "LANEWAY_KEY")]
+    #[arg(id = "key", long, env = "LANEWAY_KEY", value_name = "FILE")]
     key: Option<PathBuf>,
     /// Name that the certificate of the service is for; the host that is dialled without it.
-    #[arg(long = "tls-name", env = "LANEWAY_TLS_NAME")]
+    #[arg(id = "tls-name", long, env = "LANEWAY_TLS_NAME", value_name = "NAME")]
     name: Option<String>,
 }
 
@@ -84,10 +110,23 @@ fn incomplete(flag: &'static str, missing: &str) -> Vec<Violation> {
     }]
 }
 
-fn unusable(flag: &'static str, path: &Option<PathBuf>, error: &TlsError) -> Vec<Violation> {
+/// A violation of the flag that gave the file, or else of `name`.
+fn unusable(
+    files: &[(&'static str, &Option<PathBuf>)],
+    name: (&'static str, &Option<String>),
+    error: &TlsError,
+) -> Vec<Violation> {
+    let of_file = error.path().and_then(|path| {
+        let mut files = files.iter();
+        files.find(|(_, given)| given.as_deref() == Some(path))
+    });
+    let (flag, value) = match of_file {
+        Some((flag, path)) => (*flag, shown(path)),
+        None => (name.0, name.1.clone().unwrap_or_default()),
+    };
     vec![Violation {
         flag,
-        value: shown(path),
+        value,
         problem: laneway_telemetry::causes_of(error),
     }]
 }
@@ -107,11 +146,16 @@ impl PublicTlsArgs {
         let files = ServerFiles {
             identity: Identity { certificate, key },
             client_authority: self.client_authority.clone(),
+            client_name: None,
             protocols: Protocols::Http1And2,
         };
-        let read = ServerTls::read(files);
-        read.map(Some)
-            .map_err(|error| unusable("--tls-cert", &self.certificate, &error))
+        let given = [
+            ("--tls-cert", &self.certificate),
+            ("--tls-key", &self.key),
+            ("--tls-client-ca", &self.client_authority),
+        ];
+        let read = ServerTls::read(files).map(Some);
+        read.map_err(|error| unusable(&given, ("--tls-cert", &None), &error))
     }
 }
 
@@ -139,8 +183,13 @@ impl InternalTlsArgs {
             .clone()
             .ok_or_else(|| incomplete("--internal-tls-ca", all))?;
         let read = InternalTls::read(Identity { certificate, key }, authority, self.name.clone());
-        read.map(Some)
-            .map_err(|error| unusable("--internal-tls-cert", &self.certificate, &error))
+        let given = [
+            ("--internal-tls-cert", &self.certificate),
+            ("--internal-tls-key", &self.key),
+            ("--internal-tls-ca", &self.authority),
+        ];
+        let name = ("--internal-tls-name", &self.name);
+        read.map(Some).map_err(|error| unusable(&given, name, &error))
     }
 
     /// The flags that say the same to another process.
@@ -162,27 +211,35 @@ impl InternalTlsArgs {
 }
 
 impl ClientTlsArgs {
-    /// How `address` is dialled: with TLS when it is https.
+    /// The first flag that was given, with its value.
+    pub fn first(&self) -> Option<(&'static str, String)> {
+        let files = [
+            ("--ca", &self.authority),
+            ("--cert", &self.certificate),
+            ("--key", &self.key),
+        ];
+        let file = files.into_iter().find(|(_, path)| path.is_some());
+        let name = self.name.clone().map(|name| ("--tls-name", name));
+        file.map(|(flag, path)| (flag, shown(path))).or(name)
+    }
+
+    /// How `address` is dialled: with TLS when it is https, or when it names no scheme and any of this is given.
     ///
     /// # Errors
     /// A file that is missing, cannot be used, or is of no use.
     pub fn dial(&self, address: &str) -> Result<Dial, Vec<Violation>> {
-        let given = [
-            ("--ca", shown(&self.authority)),
-            ("--cert", shown(&self.certificate)),
-            ("--key", shown(&self.key)),
-            ("--tls-name", self.name.clone().unwrap_or_default()),
-        ];
-        if !address.starts_with("https://") {
-            let of_no_use = given.into_iter().find(|(_, value)| !value.is_empty());
-            return match of_no_use {
-                None => Ok(Dial::default()),
-                Some((flag, value)) => Err(vec![Violation {
+        match self.first() {
+            Some((flag, value)) if address.starts_with("http://") => {
+                return Err(vec![Violation {
                     flag,
                     value,
-                    problem: format!("{address} is called without TLS; write https:// in front of it"),
-                }]),
-            };
+                    problem: format!(
+                        "it is for TLS, and {address} is without; write https://, or leave it out"
+                    ),
+                }]);
+            }
+            None if !address.starts_with("https://") => return Ok(Dial::default()),
+            _ => {}
         }
         let identity = match (&self.certificate, &self.key) {
             (Some(certificate), Some(key)) => Some(Identity {
@@ -198,8 +255,95 @@ impl ClientTlsArgs {
             authority: self.authority.clone(),
             name: self.name.clone(),
         };
-        let read = ClientTls::read(files);
-        read.map(|tls| Some(tls).into())
-            .map_err(|error| unusable("--ca", &self.authority, &error))
+        let given = [
+            ("--ca", &self.authority),
+            ("--cert", &self.certificate),
+            ("--key", &self.key),
+        ];
+        let read = ClientTls::read(files).map(|tls| Some(tls).into());
+        read.map_err(|error| unusable(&given, ("--tls-name", &self.name), &error))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{Authority, Valid};
+
+    fn violated<T>(read: Result<T, Vec<Violation>>, flag: &str, words: &str) {
+        let said = read.err().expect("it is refused");
+        let [violation] = &said[..] else {
+            panic!("{said:?}")
+        };
+        assert!(
+            violation.flag == flag && violation.problem.contains(words),
+            "{violation}"
+        );
+    }
+
+    #[test]
+    fn an_address_without_a_scheme_is_dialled_with_what_is_given() {
+        let ours = Authority::new();
+        let none = ClientTlsArgs::default();
+        assert_eq!(none.first(), None);
+        assert_eq!(none.dial("host:1").unwrap().scheme(), "http");
+        // The authorities of the web are enough.
+        assert_eq!(none.dial("https://host:1").unwrap().scheme(), "https");
+        let some = ClientTlsArgs {
+            authority: Some(ours.file()),
+            ..none
+        };
+        assert_eq!(some.dial("host:1").unwrap().scheme(), "https");
+        violated(some.dial("http://host:1"), "--ca", "write https://");
+        let named = ClientTlsArgs {
+            name: Some("no name".into()),
+            ..some
+        };
+        violated(named.dial("host:1"), "--tls-name", "write one like");
+    }
+
+    #[test]
+    fn the_flag_whose_file_is_wrong_is_the_one_that_is_named() {
+        let ours = Authority::new();
+        let [a, b] = ["a", "b"].map(|stem| ours.issue(stem, &["a"], Valid::Now));
+        let public = |key: Option<PathBuf>, client_authority: Option<PathBuf>| PublicTlsArgs {
+            certificate: Some(a.certificate.clone()),
+            key,
+            client_authority,
+        };
+        assert!(public(Some(a.key.clone()), None).read().unwrap().is_some());
+        violated(public(None, None).read(), "--tls-key", "give the key");
+        violated(
+            public(Some(b.key.clone()), None).read(),
+            "--tls-key",
+            "it is not the key",
+        );
+        let nowhere = PathBuf::from("/nowhere");
+        violated(
+            public(Some(a.key.clone()), Some(nowhere)).read(),
+            "--tls-client-ca",
+            "No such file",
+        );
+        let alone = PublicTlsArgs {
+            client_authority: Some(ours.file()),
+            ..PublicTlsArgs::default()
+        };
+        violated(alone.read(), "--tls-cert", "give the certificate");
+
+        let internal = |name: &str, authority| InternalTlsArgs {
+            certificate: Some(a.certificate.clone()),
+            key: Some(a.key.clone()),
+            authority,
+            name: Some(name.into()),
+        };
+        let whole = internal("a", Some(ours.file()));
+        assert!(whole.read().unwrap().is_some());
+        assert_eq!(whole.flags().len(), 8);
+        violated(internal("a", None).read(), "--internal-tls-ca", "authority");
+        violated(
+            internal("a b", Some(ours.file())).read(),
+            "--internal-tls-name",
+            "write one like",
+        );
     }
 }

@@ -14,6 +14,7 @@ use tokio::task::JoinSet;
 use tokio_rustls::server::TlsStream;
 use tonic::transport::server::{Connected, TcpConnectInfo};
 
+use crate::refusal::{answer_without_tls, turn_away};
 use crate::server::ServerTls;
 
 /// Until a caller has shown who it is.
@@ -39,7 +40,7 @@ pub enum Accepted {
 pub struct Incoming {
     listener: TcpListener,
     tls: Option<ServerTls>,
-    handshakes: JoinSet<io::Result<Accepted>>,
+    handshakes: JoinSet<Option<Accepted>>,
     /// The last one could not be accepted, which was told.
     refused: bool,
 }
@@ -69,8 +70,9 @@ impl Incoming {
             let accepted = tokio::select! {
                 Some(shaken) = self.handshakes.join_next() => {
                     match shaken {
-                        Ok(Ok(accepted)) => return accepted,
-                        Ok(Err(error)) => refused(&error),
+                        Ok(Some(accepted)) => return accepted,
+                        // It was told.
+                        Ok(None) => {}
                         Err(error) => tracing::error!(%error, "a handshake ended"),
                     }
                     continue;
@@ -92,10 +94,35 @@ impl Incoming {
             let Some(tls) = self.tls.clone() else {
                 return Accepted::Plain(stream);
             };
-            self.handshakes.spawn(async move {
-                let handshake = tokio::time::timeout(HANDSHAKE_TIMEOUT, tls.accept(stream)).await;
-                handshake?.map(|stream| Accepted::Tls(Box::new(stream)))
-            });
+            self.handshakes.spawn(shake(stream, tls));
+        }
+    }
+}
+
+/// A caller who gets through. Who does not is counted, and hears why.
+async fn shake(stream: TcpStream, tls: ServerTls) -> Option<Accepted> {
+    let shaken = async {
+        match answer_without_tls(&stream).await {
+            Ok(None) => match tls.accept(stream).await {
+                Ok(stream) => Ok(stream),
+                Err((error, stream)) => Err((error, Some((stream, &b""[..])))),
+            },
+            Ok(Some(answer)) => Err((io::Error::other("it speaks without TLS"), Some((stream, answer)))),
+            Err(error) => Err((error, None)),
+        }
+    };
+    match tokio::time::timeout(HANDSHAKE_TIMEOUT, shaken).await {
+        Ok(Ok(stream)) => Some(Accepted::Tls(Box::new(stream))),
+        Ok(Err((error, told))) => {
+            refused(&error);
+            if let Some((stream, answer)) = told {
+                turn_away(stream, answer).await;
+            }
+            None
+        }
+        Err(late) => {
+            refused(&late.into());
+            None
         }
     }
 }

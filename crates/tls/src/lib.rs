@@ -6,10 +6,13 @@
 //!
 //! Must not know: what is served.
 
+mod advice;
 mod client;
 mod files;
 pub mod flags;
 mod incoming;
+mod named;
+mod refusal;
 mod reload;
 mod server;
 #[cfg(feature = "testing")]
@@ -24,7 +27,7 @@ pub use server::{Protocols, ServerFiles, ServerTls};
 /// What a role has for the others: one certificate for both of its sides, and the authority that signed everybody's.
 #[derive(Debug, Clone)]
 pub struct InternalTls {
-    /// For its listener, which lets nobody in without a certificate of the authority.
+    /// For its listener, which lets nobody in without a certificate of the authority, and for the name where there is one.
     pub server: ServerTls,
     /// For what it dials.
     pub client: ClientTls,
@@ -34,7 +37,7 @@ impl InternalTls {
     /// Read the files for the first time. `name` is what every certificate is for; the host that is dialled without it.
     ///
     /// # Errors
-    /// A file cannot be read or used.
+    /// A file cannot be read or used, or the name is none.
     pub fn read(
         identity: Identity,
         authority: std::path::PathBuf,
@@ -44,9 +47,10 @@ impl InternalTls {
             server: ServerTls::read(ServerFiles {
                 identity: identity.clone(),
                 client_authority: Some(authority.clone()),
+                client_name: name.clone(),
                 protocols: Protocols::Http2,
             })?,
-            client: ClientTls::read(ClientFiles {
+            client: ClientTls::of_role(ClientFiles {
                 identity: Some(identity),
                 authority: Some(authority),
                 name,

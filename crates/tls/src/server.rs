@@ -1,5 +1,6 @@
 //! The side of a listener.
 
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -9,7 +10,8 @@ use tokio::net::TcpStream;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 
-use crate::files::{Identity, TlsError, authorities, provider, unusable};
+use crate::files::{Identity, TlsError, authorities, name_of, provider, unusable};
+use crate::named::Named;
 use crate::reload::{Current, FromFiles, Watch};
 
 /// What is spoken inside.
@@ -37,6 +39,8 @@ pub struct ServerFiles {
     pub identity: Identity,
     /// Whose certificates let in. Anybody without it.
     pub client_authority: Option<PathBuf>,
+    /// What those certificates have to be for besides; anything without it.
+    pub client_name: Option<String>,
     /// What is spoken inside.
     pub protocols: Protocols,
 }
@@ -59,7 +63,14 @@ impl FromFiles for ServerFiles {
             Some(path) => {
                 let roots = Arc::new(authorities(path)?);
                 let verifier = WebPkiClientVerifier::builder_with_provider(roots, provider());
-                builder.with_client_cert_verifier(verifier.build().map_err(|error| unusable(path, &error))?)
+                let verifier = verifier.build().map_err(|error| unusable(path, &error))?;
+                builder.with_client_cert_verifier(match &self.client_name {
+                    None => verifier,
+                    Some(name) => Arc::new(Named {
+                        inner: verifier,
+                        name: name_of(name)?,
+                    }),
+                })
             }
         };
         let mut config = builder
@@ -88,7 +99,12 @@ impl ServerTls {
         self.0.watch()
     }
 
-    pub(crate) async fn accept(&self, stream: TcpStream) -> std::io::Result<TlsStream<TcpStream>> {
-        TlsAcceptor::from((*self.0.now()).clone()).accept(stream).await
+    /// Shake hands; who does not get through is given back.
+    pub(crate) async fn accept(
+        &self,
+        stream: TcpStream,
+    ) -> Result<TlsStream<TcpStream>, (io::Error, TcpStream)> {
+        let acceptor = TlsAcceptor::from((*self.0.now()).clone());
+        acceptor.accept(stream).into_fallible().await
     }
 }

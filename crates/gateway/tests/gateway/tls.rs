@@ -3,15 +3,16 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use laneway_gateway::Config;
+use laneway_gateway::DiscoveryConfig;
 use laneway_proto::v1;
 use laneway_tls::testing::{Authority, Valid};
 use laneway_tls::{ClientFiles, ClientTls, Dial, Identity, InternalTls, Protocols, ServerFiles, ServerTls};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-use tokio::net::TcpStream;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
 use tokio_rustls::client::TlsStream;
 use tokio_tungstenite::tungstenite::Message;
-use tonic::transport::{Channel, Endpoint};
+use tonic::transport::{Channel, Endpoint, Uri};
 use tonic_health::pb::HealthCheckRequest;
 use tonic_health::pb::health_check_response::ServingStatus;
 use tonic_health::pb::health_client::HealthClient;
@@ -26,6 +27,7 @@ fn server(identity: &Identity, clients: Option<&Authority>) -> ServerTls {
     let files = ServerFiles {
         identity: identity.clone(),
         client_authority: clients.map(Authority::file),
+        client_name: None,
         protocols: Protocols::Http1And2,
     };
     ServerTls::read(files).unwrap()
@@ -179,24 +181,56 @@ async fn a_stream_goes_on_while_the_certificate_changes() {
     soon(&mut gateway.served).await.unwrap().unwrap();
 }
 
-/// A worker that asks for certificates of `authority`, and a gateway that has this one.
-async fn roles(authority: &Authority, own: &Identity, trusts: &Authority) -> (FakeWorker, TestGateway) {
-    let at = authority.issue("worker", HERE, Valid::Now);
-    let tls = server(&at, Some(authority));
-    let worker = FakeWorker::start_with("a", speaks(), ([127, 0, 0, 1], 0).into(), Some(tls));
-    let internal = InternalTls::read(own.clone(), trusts.file(), None).unwrap();
-    let gateway = gateway(&[&worker], |config: &mut Config| {
+/// A way to a worker, which tells how many connections on it have ended.
+async fn way_to(worker: &FakeWorker) -> (Uri, watch::Receiver<u32>) {
+    let there = worker.address;
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let here = format!("http://{}", listener.local_addr().unwrap())
+        .parse()
+        .unwrap();
+    let (sender, ended) = watch::channel(0);
+    tokio::spawn(async move {
+        while let Ok((mut caller, _)) = listener.accept().await {
+            let sender = sender.clone();
+            tokio::spawn(async move {
+                let mut worker = TcpStream::connect(there).await.unwrap();
+                // However it ends.
+                let _ = tokio::io::copy_bidirectional(&mut caller, &mut worker).await;
+                sender.send_modify(|n_ended| *n_ended += 1);
+            });
+        }
+    });
+    (here, ended)
+}
+
+/// A gateway with these certificates has tried to reach `worker` again and again, and could not.
+async fn does_not_reach(worker: &FakeWorker, internal: InternalTls) {
+    let (way, mut ended) = way_to(worker).await;
+    let gateway = gateway(&[], |config| {
+        config.discovery = DiscoveryConfig::Static(vec![way]);
         config.link.internal_tls = Some(internal);
     })
     .await;
-    (worker, gateway)
+    soon(ended.wait_for(|n_ended| *n_ended > 5)).await.unwrap();
+    let failure = gateway.fails(request()).await;
+    assert_eq!(failure.code, laneway_proto::ErrorCode::NoWorker);
+    assert_eq!(worker.n_requests(), 0);
+}
+
+/// A worker that asks for certificates of `authority`.
+fn asks_for(authority: &Authority) -> FakeWorker {
+    let at = authority.issue("worker", HERE, Valid::Now);
+    let tls = server(&at, Some(authority));
+    FakeWorker::start_with("a", speaks(), ([127, 0, 0, 1], 0).into(), Some(tls))
 }
 
 #[tokio::test]
 async fn a_worker_is_reached_by_who_shows_a_certificate_and_trusts_its_own() {
     let ours = Authority::new();
     let own = ours.issue("gateway", HERE, Valid::Now);
-    let (worker, gateway) = roles(&ours, &own, &ours).await;
+    let worker = asks_for(&ours);
+    let internal = InternalTls::read(own, ours.file(), None).unwrap();
+    let gateway = gateway(&[&worker], |config| config.link.internal_tls = Some(internal)).await;
     gateway.serving().await;
     gateway.speak(request()).await.unwrap();
     assert_eq!(worker.n_requests(), 1);
@@ -209,21 +243,10 @@ async fn a_worker_is_not_reached_with_the_wrong_certificate_or_trust() {
     let foreign = other.issue("foreign", HERE, Valid::Now);
     let good = ours.issue("good", HERE, Valid::Now);
     for (own, trusts) in [(&expired, &ours), (&foreign, &ours), (&good, &other)] {
-        let (worker, gateway) = roles(&ours, own, trusts).await;
-        // Long enough for many questions, none of which may be answered.
-        tokio::time::sleep(Duration::from_millis(500)).await;
-        let failure = gateway.fails(request()).await;
-        assert_eq!(failure.code, laneway_proto::ErrorCode::NoWorker);
-        assert_eq!(worker.n_requests(), 0);
+        let internal = InternalTls::read(own.clone(), trusts.file(), None).unwrap();
+        does_not_reach(&asks_for(&ours), internal).await;
     }
     // And a gateway with a certificate does not speak to a worker without.
-    let worker = FakeWorker::start("a", speaks());
     let internal = InternalTls::read(good, ours.file(), None).unwrap();
-    let gateway =
-        crate::harness::gateway(&[&worker], |config| config.link.internal_tls = Some(internal)).await;
-    tokio::time::sleep(Duration::from_millis(500)).await;
-    assert_eq!(
-        gateway.fails(request()).await.code,
-        laneway_proto::ErrorCode::NoWorker
-    );
+    does_not_reach(&FakeWorker::start("a", speaks()), internal).await;
 }
