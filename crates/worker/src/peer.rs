@@ -171,9 +171,23 @@ async fn stay_in_touch(
         return std::future::pending().await;
     };
     let mut health = HealthClient::new(channel.clone());
+    let mut told = false;
     loop {
         let service = "laneway.v1.Worker".to_owned();
-        if let Ok(response) = health.watch(HealthCheckRequest { service }).await {
+        let watched = health.watch(HealthCheckRequest { service }).await;
+        if let Err(status) = &watched {
+            // Once: it is asked again many times a minute.
+            if !std::mem::replace(&mut told, true) {
+                let error = laneway_telemetry::causes_of_status(status);
+                tracing::warn!(
+                    address,
+                    error,
+                    "no answer from the peer at the other end of the edge"
+                );
+            }
+        }
+        if let Ok(response) = watched {
+            told = false;
             let mut updates = response.into_inner();
             while let Ok(Some(update)) = updates.message().await {
                 let serves = update.status() == ServingStatus::Serving;
@@ -191,6 +205,10 @@ async fn stay_in_touch(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use laneway_tls::{ClientFiles, ClientTls, Incoming};
+    use tokio::net::{TcpListener, UnixListener};
+    use tokio_stream::wrappers::UnixListenerStream;
+    use tonic::transport::Server;
 
     fn topology(workers: &[(u32, &str, v1::WorkerState)]) -> v1::Topology {
         let worker = |(rank, address, state): &(u32, &str, v1::WorkerState)| v1::WorkerInfo {
@@ -203,6 +221,35 @@ mod tests {
             version: 1,
             workers: workers.iter().map(worker).collect(),
         }
+    }
+
+    #[tokio::test]
+    async fn a_socket_of_this_host_stays_plain_where_addresses_are_encrypted() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("s");
+        let socket = UnixListenerStream::new(UnixListener::bind(&path).unwrap());
+        let tcp = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = format!("http://{}", tcp.local_addr().unwrap());
+        let server = || Server::builder().add_service(tonic_health::server::health_reporter().1);
+        tokio::spawn(server().serve_with_incoming(socket));
+        tokio::spawn(server().serve_with_incoming(Incoming::new(tcp, None).stream()));
+
+        let tls = ClientTls::read(ClientFiles::default()).unwrap();
+        let (open, encrypted) = (Dial::default(), Dial::from(Some(tls)));
+        let ask = async |socket: Option<&Path>, dial: &Dial| {
+            let channel = shared_channel(&reached_at(address.clone(), socket), 1, dial).unwrap();
+            let mut health = HealthClient::new(channel);
+            let answer = health.check(HealthCheckRequest::default());
+            let answer = tokio::time::timeout(Duration::from_secs(20), answer).await;
+            let answer = answer.expect("an answer, whatever it is");
+            answer.map_err(|status| laneway_telemetry::causes_of_status(&status))
+        };
+        for dial in [&open, &encrypted] {
+            ask(Some(&path), dial).await.expect("a socket takes no TLS");
+        }
+        ask(None, &open).await.expect("the address takes none either");
+        let refused = ask(None, &encrypted).await.expect_err("nothing goes to it open");
+        assert!(refused.contains("it is served without TLS"), "{refused}");
     }
 
     #[tokio::test]

@@ -155,9 +155,11 @@ impl Polled {
             Ok(response) => response.into_inner(),
             Err(status) => {
                 self.n_missed = self.n_missed.saturating_add(1);
-                tracing::debug!(worker = %self.uri, n_missed = self.n_missed, error = status.message(), "no status");
-                if self.n_missed >= MAX_MISSED {
+                let error = laneway_telemetry::causes_of_status(&status);
+                tracing::debug!(worker = %self.uri, n_missed = self.n_missed, error, "no status");
+                if self.n_missed == MAX_MISSED {
                     self.last = None;
+                    tracing::warn!(worker = %self.uri, error, "no worker answers here: nothing is sent to it");
                 }
                 return;
             }

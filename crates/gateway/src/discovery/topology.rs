@@ -38,14 +38,16 @@ impl Discovery for Topology {
                             Ok(Some(topology)) => publish(&workers, checked(topology)),
                             Ok(None) => break,
                             Err(status) => {
-                                tracing::warn!(engine_manager = %uri, error = status.message(), "topology lost");
+                                let error = laneway_telemetry::causes_of_status(&status);
+                                tracing::warn!(engine_manager = %uri, error, "topology lost");
                                 break;
                             }
                         }
                     }
                 }
                 Err(status) => {
-                    tracing::warn!(engine_manager = %uri, error = status.message(), "topology not reachable");
+                    let error = laneway_telemetry::causes_of_status(&status);
+                    tracing::warn!(engine_manager = %uri, error, "topology not reachable");
                 }
             }
             tokio::time::sleep(backoff).await;
