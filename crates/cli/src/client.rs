@@ -28,8 +28,9 @@ const FIRST_ANSWER: Duration = Duration::from_secs(10);
 /// Flags that say which gateway a command speaks to.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct GatewayArguments {
-    /// A running gateway, host:port, http://host:port or https://host:port; without one the deployment is started
-    /// here, in all its roles (several workers are processes of their own).
+    /// A running gateway, host:port, http://host:port or https://host:port (host:port is https when any flag of TLS is
+    /// given); without one the deployment is started here, in all its roles (several workers are processes of their
+    /// own).
     #[arg(long, env = "LANEWAY_GATEWAY")]
     gateway: Option<String>,
     /// Key of the API of a running gateway, where it asks for one.
@@ -118,12 +119,22 @@ impl GatewayArguments {
                     .unwrap_or_default(),
             };
             let channel = way.connect().await?;
-            answers(&channel, &way.address, FIRST_ANSWER).await?;
+            answers(&channel, &way, FIRST_ANSWER).await?;
             return Ok(Connection {
                 channel,
                 way,
                 system: None,
             });
+        }
+        let of_no_use = match self.api_key {
+            // A key is in no message.
+            Some(_) => Some(("--api-key", "...".to_owned())),
+            None => self.tls.first(),
+        };
+        if let Some((flag, value)) = of_no_use {
+            let problem = "it is for a running gateway; name one with --gateway, or leave it out".to_owned();
+            let violation = Violation { flag, value, problem };
+            return Err(BadFlags(vec![violation]).into());
         }
         let mut system = System::start(SystemConfig {
             config: self.config,
@@ -220,7 +231,8 @@ pub(crate) fn endpoint(address: &str, dial: &Dial) -> anyhow::Result<Endpoint> {
 
 /// Ask for any answer. A connection proves only that someone listens: a client of HTTP/2 need not hear from its
 /// server before it sends, so that a call to a silent one would wait for ever.
-async fn answers(channel: &Channel, address: &str, bound: Duration) -> anyhow::Result<()> {
+async fn answers(channel: &Channel, way: &Way, bound: Duration) -> anyhow::Result<()> {
+    let address = &way.address;
     let mut health = HealthClient::new(channel.clone());
     let request = HealthCheckRequest {
         service: String::new(),
@@ -232,7 +244,10 @@ async fn answers(channel: &Channel, address: &str, bound: Duration) -> anyhow::R
     match answer {
         // Whatever a gRPC server says of itself, it speaks.
         Err(status) if std::error::Error::source(&status).is_some() => {
-            Err(anyhow::Error::new(status).context(format!("{address} does not answer as a gateway does")))
+            anyhow::bail!(
+                "{address} does not answer as a gateway does: {}",
+                way.dial.why(&status)
+            )
         }
         _ => Ok(()),
     }
@@ -250,8 +265,15 @@ pub(crate) async fn until_serving(mut readiness: watch::Receiver<bool>) -> anyho
 /// A status as a person should read it.
 pub(crate) fn explain(status: &tonic::Status) -> anyhow::Error {
     match laneway_proto::Failure::from_status(status) {
+        Some(failure) if failure.code == laneway_proto::ErrorCode::Unauthenticated => {
+            anyhow::anyhow!("{failure}; give one that it knows with --api-key")
+        }
         Some(failure) => anyhow::anyhow!("{failure}"),
-        None => anyhow::anyhow!("{}: {}", status.code(), status.message()),
+        None => anyhow::anyhow!(
+            "{}: {}",
+            status.code(),
+            laneway_telemetry::causes_of_status(status)
+        ),
     }
 }
 
@@ -267,6 +289,9 @@ mod tests {
         check("127.0.0.1:8080", "http://127.0.0.1:8080/");
         check("http://gateway:8080", "http://gateway:8080/");
         check("[::1]:80", "http://[::1]:80/");
+        let tls = laneway_tls::ClientTls::read(laneway_tls::ClientFiles::default()).unwrap();
+        let encrypted = endpoint("gateway:8080", &Some(tls).into()).unwrap();
+        assert_eq!(encrypted.uri().to_string(), "https://gateway:8080/");
         let error = format!("{:#}", endpoint("no address", &Dial::default()).unwrap_err());
         assert!(error.contains("no address"), "{error}");
     }
@@ -281,7 +306,7 @@ mod tests {
             key: Key::default(),
         };
         let channel = way.connect().await.unwrap();
-        let error = answers(&channel, &address, Duration::from_millis(100)).await;
+        let error = answers(&channel, &way, Duration::from_millis(100)).await;
         let error = format!("{:#}", error.unwrap_err());
         assert!(error.contains(&address) && error.contains("no answer"), "{error}");
     }

@@ -15,7 +15,8 @@ use crate::client::{BadFlags, endpoint};
 /// Flags of `health`.
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {
-    /// The service's address, host:port, http://host:port or https://host:port.
+    /// The service's address, host:port, http://host:port or https://host:port; host:port is https when any flag of
+    /// TLS is given.
     #[arg(default_value = "127.0.0.1:8080")]
     address: String,
     /// Service name; empty for the server as a whole.
@@ -36,10 +37,9 @@ pub(crate) async fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
         let request = HealthCheckRequest {
             service: arguments.service,
         };
-        let response = HealthClient::new(channel)
-            .check(request)
-            .await
-            .context("ask for its health")?;
+        let answer = HealthClient::new(channel).check(request).await;
+        let response =
+            answer.map_err(|status| anyhow::anyhow!("ask for its health: {}", dial.why(&status)))?;
         anyhow::Ok(response.into_inner().status())
     };
     let bound = Duration::from_secs(arguments.timeout_s);

@@ -155,3 +155,14 @@ async fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
         Command::KeepMps(arguments) => processes::keeper::run(arguments).await,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory as _;
+
+    #[test]
+    fn no_two_flags_of_a_command_are_one() {
+        Arguments::command().debug_assert();
+    }
+}

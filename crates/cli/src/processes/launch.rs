@@ -18,12 +18,17 @@ use crate::config::ConfigArguments;
 pub(super) const PROGRAM: &str = "/proc/self/exe";
 
 /// Variables of this process that mean something else in a worker.
-const NOT_FOR_WORKERS: [&str; 4] = [
+const NOT_FOR_WORKERS: [&str; 8] = [
     "LANEWAY_METRICS_LISTEN",
     laneway_plan::mps::THREADS_VARIABLE,
     laneway_plan::mps::MEMORY_VARIABLE,
     // Given beside the deployment's own flags below.
     "LANEWAY_CONFIG",
+    // Given as flags, where this process has them too: `say` and its like start roles without TLS.
+    "LANEWAY_INTERNAL_TLS_CA",
+    "LANEWAY_INTERNAL_TLS_CERT",
+    "LANEWAY_INTERNAL_TLS_KEY",
+    "LANEWAY_INTERNAL_TLS_NAME",
 ];
 
 /// Everything that the workers of a deployment are started with.
@@ -179,6 +184,7 @@ mps:
         check(0, "CUDA_MPS_PIPE_DIRECTORY", Some("/tmp/mps"));
         check(1, "CUDA_MPS_PIPE_DIRECTORY", Some("/tmp/mps"));
         check(1, "LANEWAY_METRICS_LISTEN", None);
+        check(1, "LANEWAY_INTERNAL_TLS_CERT", None);
     }
 
     #[test]
