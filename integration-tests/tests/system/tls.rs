@@ -12,6 +12,10 @@ use laneway_tls::testing::{Authority, Valid};
 
 const KEY: &str = "alice-0123456789abc";
 
+/// Names of the certificates.
+const PUBLIC: &[&str] = &["127.0.0.1"];
+const ROLE: &[&str] = &["laneway.internal"];
+
 /// Certificates and keys of a deployment. All roles have one name, whatever host they are on.
 struct Secrets {
     authority: Authority,
@@ -26,8 +30,8 @@ impl Secrets {
         let keys = tempfile::NamedTempFile::new()?;
         std::fs::write(keys.path(), format!("alice {KEY}\n"))?;
         Ok(Secrets {
-            role: authority.issue("role", &["laneway.internal"], Valid::Now),
-            public: authority.issue("public", &["127.0.0.1"], Valid::Now),
+            role: authority.issue("role", ROLE, Valid::Now),
+            public: authority.issue("public", PUBLIC, Valid::Now),
             authority,
             keys,
         })
@@ -101,28 +105,56 @@ impl Secrets {
         anyhow::ensure!(std::fs::metadata(&file)?.len() > 10_000, "some sound");
         for (more, words) in [
             (&["--api-key", "alice-0123456789abd"][..], "no such API key"),
-            (&[][..], "an API key"),
+            (&[], "give one that it knows with --api-key"),
+            (&["--tls-name", "speech.example"], "dial a name that it is for"),
         ] {
-            let refused = self.laneway(&say, more)?;
-            let said = String::from_utf8(refused.stderr)?;
-            anyhow::ensure!(
-                !refused.status.success() && said.contains(words),
-                "{words}: {said}"
-            );
+            refused(&self.laneway(&say, more)?, 1, words)?;
         }
-        let stranger = Command::new(binary("laneway")?)
-            .args(say)
-            .args(["--api-key", KEY])
+        let stranger = Command::new(binary("laneway")?).args(say).output()?;
+        refused(
+            &stranger,
+            1,
+            "UnknownIssuer; give the authority that signed it with --ca",
+        )?;
+        let plain = format!("http://{gateway}");
+        let plain = ["voices", "--gateway", &plain];
+        let open = Command::new(binary("laneway")?).args(plain).output()?;
+        refused(&open, 1, "This address is served over TLS; write https://")?;
+        refused(&self.laneway(&plain, &[])?, 2, "write https://, or leave it out")?;
+        // With an authority an address needs no scheme, and a variable serves as well as a flag.
+        let listed = Command::new(binary("laneway")?)
+            .args(["voices", "--gateway", gateway])
+            .env("LANEWAY_CA", self.authority.file())
+            .env("LANEWAY_API_KEY", KEY)
             .output()?;
-        let said = String::from_utf8(stranger.stderr)?;
         anyhow::ensure!(
-            !stranger.status.success() && said.contains("UnknownIssuer"),
-            "{said}"
+            String::from_utf8_lossy(&listed.stdout).contains("nano"),
+            "{listed:?}"
         );
-        let listed = self.laneway(&["voices", "--gateway", &url], &["--api-key", KEY])?;
-        anyhow::ensure!(String::from_utf8(listed.stdout)?.contains("nano"));
         Ok(())
     }
+
+    /// Put what another authority signs in the place of all of it.
+    fn replace(&self) -> anyhow::Result<()> {
+        let next = Authority::new();
+        next.reissue(&self.public, PUBLIC, Valid::Now);
+        next.reissue(&self.role, ROLE, Valid::Now);
+        let file = self.authority.file();
+        let copy = file.with_extension("next");
+        std::fs::copy(next.file(), &copy)?;
+        Ok(std::fs::rename(copy, file)?)
+    }
+}
+
+/// It ended so, and said these words.
+fn refused(output: &Output, code: i32, words: &str) -> anyhow::Result<()> {
+    let said = String::from_utf8_lossy(&output.stderr);
+    anyhow::ensure!(
+        output.status.code() == Some(code) && said.contains(words),
+        "not {code} for \"{words}\" but {}: {said}",
+        output.status
+    );
+    Ok(())
 }
 
 fn text(path: &Path) -> String {
@@ -172,17 +204,76 @@ fn roles_on_their_own_speak_to_each_other_over_mutual_tls() -> anyhow::Result<()
     for role in [manager.address()?, workers[0].address()?, workers[1].address()?] {
         let role = format!("https://{role}");
         secrets.serving(&role, &shown)?;
-        let refused = secrets.laneway(&["health", &role], &named)?;
-        anyhow::ensure!(
-            !refused.status.success(),
-            "{role} let somebody in without a certificate"
-        );
+        let stranger = secrets.laneway(&["health", &role], &named)?;
+        refused(
+            &stranger,
+            1,
+            "it asks for a certificate; show one with --cert and --key",
+        )?;
+        let other = secrets.authority.issue("other", PUBLIC, Valid::Now);
+        let (certificate, key) = (text(&other.certificate), text(&other.key));
+        let other = [&["--cert", &certificate, "--key", &key][..], &named].concat();
+        let stranger = secrets.laneway(&["health", &role], &other)?;
+        refused(&stranger, 1, "other.pem is not for a name that is let in there")?;
         let plain = Command::new(binary("laneway")?)
             .args(["health", &role.replace("https", "http")])
             .output()?;
-        anyhow::ensure!(!plain.status.success(), "{role} speaks without TLS");
+        refused(&plain, 1, "This address is served over TLS; write https://")?;
     }
     Ok(())
+}
+
+#[test]
+fn certificates_are_replaced_without_a_restart() -> anyhow::Result<()> {
+    let secrets = Secrets::new()?;
+    let deployment = Deployment::new(Placement::Lane);
+    let config = deployment.write()?;
+    let here = ["--listen", "127.0.0.1:0"];
+    let manager = start(
+        "laneway-engine-manager",
+        &[&["--config", config.path()][..], &here].concat(),
+        &secrets.internal(),
+    )?;
+    let address = manager.address()?.to_string();
+    let find = ["--engine-manager", &address];
+    let arguments = [&["--rank", "0"][..], &here, &find].concat();
+    let worker = start("laneway-worker", &arguments, &secrets.internal())?;
+    let gateway = || {
+        let flags = [secrets.internal(), secrets.public()].concat();
+        start("laneway-gateway", &[&here[..], &find].concat(), &flags)
+    };
+    let first = gateway()?;
+    let public = first.address()?.to_string();
+    secrets.serving(&format!("https://{public}"), &[])?;
+
+    let before = tempfile::NamedTempFile::new()?;
+    std::fs::copy(secrets.authority.file(), before.path())?;
+    secrets.replace()?;
+    secrets.serving(&format!("https://{public}"), &[])?;
+    secrets.check_gateway(&public)?;
+    let old = text(before.path());
+    let distrusts = Command::new(binary("laneway")?)
+        .args(["health", &public, "--ca", &old])
+        .output()?;
+    refused(&distrusts, 1, "give the authority that signed it with --ca")?;
+
+    // Who comes now is let in by those who were there, with certificates that they had not when they started.
+    let (certificate, key) = (text(&secrets.role.certificate), text(&secrets.role.key));
+    let shown = [
+        "--cert",
+        &certificate,
+        "--key",
+        &key,
+        "--tls-name",
+        "laneway.internal",
+    ];
+    for role in [manager.address()?, worker.address()?] {
+        secrets.serving(&format!("https://{role}"), &shown)?;
+    }
+    let second = gateway()?;
+    let public = second.address()?.to_string();
+    secrets.serving(&format!("https://{public}"), &[])?;
+    secrets.check_gateway(&public)
 }
 
 #[test]
@@ -220,26 +311,28 @@ fn a_certificate_that_cannot_be_used_starts_nothing() -> anyhow::Result<()> {
     let secrets = Secrets::new()?;
     let config = Deployment::new(Placement::Lane).write()?;
     let internal = secrets.internal();
-    for (name, mut arguments) in [
+    let mut nowhere = internal.clone();
+    "/nowhere/role.pem".clone_into(&mut nowhere[1]);
+    for (name, arguments) in [
         ("laneway-engine-manager", vec!["--config", config.path()]),
         ("laneway-worker", vec!["--rank", "0"]),
         ("laneway-gateway", vec![]),
         ("laneway", vec!["up", "--config", config.path()]),
     ] {
         for (flags, words) in [
-            (&internal[..2], "--internal-tls-key"),
+            (&internal[..2], "--internal-tls-key = \"\": it is missing"),
             (
-                &["--internal-tls-cert".to_owned(), "/nowhere".to_owned()][..],
-                "--internal-tls-key",
+                &nowhere[..],
+                "--internal-tls-cert = \"/nowhere/role.pem\": read /nowhere/role.pem: No such file",
             ),
         ] {
-            arguments.extend(flags.iter().map(String::as_str));
-            let output = Command::new(binary(name)?).args(&arguments).output()?;
-            let said = String::from_utf8(output.stderr)?;
-            anyhow::ensure!(output.status.code() == Some(2), "{name}: {said}");
-            anyhow::ensure!(said.contains(words), "{name}: {said}");
-            arguments.truncate(arguments.len() - flags.len());
+            let output = Command::new(binary(name)?)
+                .args(&arguments)
+                .args(flags)
+                .output()?;
+            refused(&output, 2, words).context(name)?;
         }
     }
-    Ok(())
+    let in_vain = secrets.laneway(&["say", "Hello there.", "-o", "/nowhere/out.wav"], &[])?;
+    refused(&in_vain, 2, "name one with --gateway, or leave it out")
 }
