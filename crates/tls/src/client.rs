@@ -214,8 +214,8 @@ impl Dial {
         }
     }
 
-    /// Why a call failed on a channel from [`Dial::connect`]: also where the connection had been refused before the call
-    /// came to it.
+    /// Why a call failed on the one channel that this made: also where the connection had been refused before the call came
+    /// to it. Without TLS only [`Dial::connect`] hears that.
     pub fn why(&self, status: &tonic::Status) -> String {
         let said = laneway_telemetry::causes_of_status(status);
         match self.heard.last() {
