@@ -1,9 +1,10 @@
 """Holds deploy/kubernetes and deploy/compose to what they promise: manifests.py KUBECTL [LANEWAY].
 
-Every overlay is rendered and checked against the schemas of Kubernetes; ports, probes, time to end, resources, users and
-policies are asserted. With LANEWAY, the program, every configuration in them must pass `laneway validate`.
+Every overlay is rendered, as it is and with the component for TLS, and checked against the schemas of Kubernetes; ports,
+probes, time to end, resources, users, policies and certificates are asserted. With LANEWAY, the program, every configuration in them must pass `laneway validate`.
 """
 
+import os
 import pathlib
 import re
 import subprocess
@@ -16,6 +17,8 @@ import yaml
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 KUBERNETES = ROOT / "deploy/kubernetes"
 OVERLAYS = ["cpu-demo", "gpu-colocated", "gpu-split-mps", "multi-node"]
+# Components that turn TLS on for an overlay.
+TLS = {overlay: ["tls"] for overlay in OVERLAYS} | {"gpu-split-mps": ["tls", "tls-codec"]}
 # What the API server of a bare cluster does not know, and the keys that each must have.
 CUSTOM = {
     "ServiceMonitor": {"selector", "endpoints"},
@@ -32,8 +35,15 @@ STAND_INS = {
 }
 
 
-def render(kubectl, overlay):
-    done = subprocess.run([kubectl, "kustomize", KUBERNETES / "overlays" / overlay], capture_output=True, text=True, check=True)
+def render(kubectl, overlay, components):
+    with tempfile.TemporaryDirectory() as directory:
+        def at(path):
+            return os.path.relpath(KUBERNETES / path, os.path.realpath(directory))
+
+        kustomization = {"resources": [at(f"overlays/{overlay}")], "components": [at(f"components/{each}") for each in components]}
+        (pathlib.Path(directory) / "kustomization.yaml").write_text(yaml.safe_dump(kustomization))
+        done = subprocess.run([kubectl, "kustomize", directory], capture_output=True, text=True)
+    assert done.returncode == 0, f"{overlay} with {components}: {done.stderr}"
     return [each for each in yaml.safe_load_all(done.stdout) if each]
 
 
@@ -112,7 +122,51 @@ def check_pods(by_kind):
         assert name != "laneway-worker" or "/var/cache/laneway" in mounts, f"{name}: no volume for kernels"
 
 
-def check_network(by_kind):
+def check_certificates(by_kind):
+    """With the component for TLS, every role has its certificates, and nobody asks it anything without."""
+    source = (ROOT / "crates/tls/src/flags.rs").read_text()
+    for name, deployment in by_kind["Deployment"].items():
+        pod = deployment["spec"]["template"]["spec"]
+        secrets = {volume["name"]: volume["secret"]["secretName"] for volume in pod["volumes"] if "secret" in volume}
+        for container in containers(pod):
+            where = f"{name}/{container['name']}"
+            given = variables(container)
+            mounts = {mount["mountPath"]: secrets.get(mount["name"]) for mount in container["volumeMounts"]}
+
+            def secret(variable):
+                assert f'"{variable}"' in source, f"{where}: nothing reads {variable}"
+                assert variable in given, f"{where}: no {variable}"
+                directory, key = given[variable].rsplit("/", 1)
+                return mounts[directory], key
+
+            files = {"CERT": "tls.crt", "KEY": "tls.key", "CA": "ca.crt"}
+            for end, file in files.items():
+                assert secret(f"LANEWAY_INTERNAL_TLS_{end}") == ("laneway-internal-tls", file), f"{where}: {end}"
+            assert given["LANEWAY_INTERNAL_TLS_NAME"] == "laneway.internal", where
+            asked = "laneway-internal-tls"
+            if container["name"] == "gateway":
+                asked = "laneway-gateway-tls"
+                for end in ("CERT", "KEY"):
+                    assert secret(f"LANEWAY_GATEWAY_TLS_{end}") == (asked, files[end]), f"{where}: {end}"
+                assert given["LANEWAY_TLS_NAME"] in [f"{each}.laneway.svc" for each in by_kind["Service"]], where
+            else:
+                for end in ("CERT", "KEY"):
+                    assert secret(f"LANEWAY_{end}") == (asked, files[end]), f"{where}: a probe shows no certificate"
+                assert given["LANEWAY_TLS_NAME"] == given["LANEWAY_INTERNAL_TLS_NAME"], where
+            assert secret("LANEWAY_CA") == (asked, "ca.crt"), where
+            for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
+                how = container.get(probe, {})
+                assert "grpc" not in how, f"{where}: {probe} speaks no TLS"
+                if "exec" in how:
+                    program, command, address = how["exec"]["command"]
+                    assert (program, command) == ("/usr/local/bin/laneway", "health"), f"{where}: {probe}"
+                    assert address.startswith("https://127.0.0.1:"), f"{where}: {probe} asks {address}"
+            # Whoever finds a manager or a worker writes no scheme, or one that is refused.
+            for variable in ("LANEWAY_ENGINE_MANAGER", "LANEWAY_GATEWAY_WORKERS"):
+                assert not given.get(variable, "").startswith("http://"), f"{where}: {variable} is without TLS"
+
+
+def check_network(by_kind, protocol):
     pods = {name: each["spec"]["template"] for name, each in by_kind["Deployment"].items()}
     for name, service in by_kind["Service"].items():
         for port in service["spec"]["ports"]:
@@ -123,7 +177,7 @@ def check_network(by_kind):
                      (p for container in containers(template["spec"]) for p in container["ports"])}
             assert port["targetPort"] in named, f"{name}: no pod has the port {port['targetPort']}"
             if port["name"] in ("api", "worker"):
-                assert port["appProtocol"] == "kubernetes.io/h2c", name
+                assert port["appProtocol"] == protocol, name
     policies = by_kind["NetworkPolicy"]
     assert policies["laneway-deny"]["spec"] == {"podSelector": {}, "policyTypes": ["Ingress"]}
     to_worker = [rule for rule in policies["laneway-worker"]["spec"]["ingress"] if {"port": "worker"} in rule["ports"]]
@@ -242,19 +296,22 @@ def check_alerts():
 def main():
     kubectl, laneway = sys.argv[1], (sys.argv[2:] or [None])[0]
     for overlay in OVERLAYS:
-        by_kind = {}
-        for resource in render(kubectl, overlay):
-            check_schema(resource)
-            by_kind.setdefault(resource["kind"], {})[resource["metadata"]["name"]] = resource
-        check_pods(by_kind)
-        check_network(by_kind)
-        check_budgets(by_kind)
+        for components in ([], TLS[overlay]):
+            by_kind = {}
+            for resource in render(kubectl, overlay, components):
+                check_schema(resource)
+                by_kind.setdefault(resource["kind"], {})[resource["metadata"]["name"]] = resource
+            check_pods(by_kind)
+            check_network(by_kind, "https" if components else "kubernetes.io/h2c")
+            check_budgets(by_kind)
+            if components:
+                check_certificates(by_kind)
         check_configuration(laneway, overlay, by_kind)
     n_arrangements = check_compose(laneway)
     check_dockerfiles()
     check_alerts()
     passed = "every configuration is valid" if laneway else "configurations were not checked: name the program"
-    print(f"{len(OVERLAYS)} overlays and {n_arrangements} compose files hold; {passed}")
+    print(f"{len(OVERLAYS)} overlays, with TLS and without, and {n_arrangements} compose files hold; {passed}")
 
 
 if __name__ == "__main__":

@@ -22,9 +22,8 @@ use clap::Args;
 use laneway_proto::v1;
 use laneway_proto::v1::models_client::ModelsClient;
 use serde::Serialize;
-use tonic::transport::Channel;
 
-use crate::client::{self, Connection};
+use crate::client::{self, Channel, Connection};
 use arguments::LoadArguments;
 use caller::{Callers, Load, WarmUp};
 use roofline::Size;

@@ -15,12 +15,20 @@ const DEMO: &str = "configs/demo.yaml";
 /// Variables that are read and are no keys of a deployment.
 const VARIABLES: &[&str] = &[
     "LANEWAY_ADVERTISE",
+    "LANEWAY_API_KEY",
+    "LANEWAY_CA",
+    "LANEWAY_CERT",
     "LANEWAY_COMMIT",
     "LANEWAY_CONFIG",
     "LANEWAY_CUDA_PDL",
     "LANEWAY_CUDA_SERIALIZE",
     "LANEWAY_ENGINE_MANAGER",
     "LANEWAY_GATEWAY",
+    "LANEWAY_INTERNAL_TLS_CA",
+    "LANEWAY_INTERNAL_TLS_CERT",
+    "LANEWAY_INTERNAL_TLS_KEY",
+    "LANEWAY_INTERNAL_TLS_NAME",
+    "LANEWAY_KEY",
     "LANEWAY_LISTEN",
     "LANEWAY_LOG",
     "LANEWAY_LOG_FORMAT",
@@ -30,6 +38,7 @@ const VARIABLES: &[&str] = &[
     "LANEWAY_QWEN_TOKENIZER_DIR",
     "LANEWAY_RANK",
     "LANEWAY_SANITIZE",
+    "LANEWAY_TLS_NAME",
     "LANEWAY_TRUE_SIZE",
 ];
 
@@ -49,7 +58,7 @@ pub(crate) fn warn_of_stray_variables() {
 }
 
 /// Flags that name a deployment.
-#[derive(Debug, Clone, Args)]
+#[derive(Debug, Clone, Default, Args)]
 pub(crate) struct ConfigArguments {
     /// The deployment's configuration file; the demo without one.
     #[arg(long, visible_alias = "deployment", env = "LANEWAY_CONFIG")]

@@ -5,16 +5,18 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use clap::Args;
+use laneway_tls::flags::ClientTlsArgs;
 use tonic_health::pb::HealthCheckRequest;
 use tonic_health::pb::health_check_response::ServingStatus;
 use tonic_health::pb::health_client::HealthClient;
 
-use crate::client::endpoint;
+use crate::client::{BadFlags, endpoint};
 
 /// Flags of `health`.
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {
-    /// The service's address, host:port or http://host:port.
+    /// The service's address, host:port, http://host:port or https://host:port; host:port is https when any flag of
+    /// TLS is given.
     #[arg(default_value = "127.0.0.1:8080")]
     address: String,
     /// Service name; empty for the server as a whole.
@@ -23,18 +25,21 @@ pub(crate) struct Arguments {
     /// Seconds to wait for the answer.
     #[arg(long, default_value_t = 2)]
     timeout_s: u64,
+    #[command(flatten)]
+    tls: ClientTlsArgs,
 }
 
 pub(crate) async fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
+    let dial = arguments.tls.dial(&arguments.address).map_err(BadFlags)?;
     let check = async {
-        let channel = endpoint(&arguments.address)?.connect().await.context("connect")?;
+        let endpoint = endpoint(&arguments.address, &dial)?;
+        let channel = dial.connect(endpoint).await.context("connect")?;
         let request = HealthCheckRequest {
             service: arguments.service,
         };
-        let response = HealthClient::new(channel)
-            .check(request)
-            .await
-            .context("ask for its health")?;
+        let answer = HealthClient::new(channel).check(request).await;
+        let response =
+            answer.map_err(|status| anyhow::anyhow!("ask for its health: {}", dial.why(&status)))?;
         anyhow::Ok(response.into_inner().status())
     };
     let bound = Duration::from_secs(arguments.timeout_s);

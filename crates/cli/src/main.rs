@@ -102,6 +102,10 @@ fn report(error: &anyhow::Error) -> ExitCode {
         eprint!("{refused}");
         return ExitCode::from(EXIT_CONFIG);
     }
+    if let Some(flags) = error.downcast_ref::<client::BadFlags>() {
+        eprint!("{flags}");
+        return ExitCode::from(EXIT_CONFIG);
+    }
     if error.is::<stdout::ReaderLeft>() {
         return ExitCode::from(stdout::EXIT_READER_LEFT);
     }
@@ -149,5 +153,16 @@ async fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
         Command::Top(arguments) => top::run(arguments).await,
         Command::Health(arguments) => health::run(arguments).await,
         Command::KeepMps(arguments) => processes::keeper::run(arguments).await,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory as _;
+
+    #[test]
+    fn no_two_flags_of_a_command_are_one() {
+        Arguments::command().debug_assert();
     }
 }

@@ -11,6 +11,7 @@ mod launch;
 mod restarts;
 
 use std::collections::BTreeMap;
+use std::ffi::OsString;
 use std::fmt;
 use std::net::SocketAddr;
 use std::process::ExitStatus;
@@ -22,6 +23,7 @@ use laneway_plan::Deployment;
 use laneway_plan::deployment::MpsMode;
 use laneway_proto::v1;
 use laneway_proto::v1::engine_manager_client::EngineManagerClient;
+use laneway_tls::Dial;
 use tempfile::TempDir;
 use tokio::process::Child;
 use tokio::sync::{mpsc, watch};
@@ -82,6 +84,15 @@ impl fmt::Display for Refused {
 
 impl std::error::Error for Refused {}
 
+/// The engine-manager of a deployment, and how it is dialled.
+#[derive(Debug, Clone)]
+pub(crate) struct Manager {
+    pub(crate) address: String,
+    pub(crate) dial: Dial,
+    /// The same as flags of a worker.
+    pub(crate) tls_flags: Vec<OsString>,
+}
+
 /// Every worker of a deployment.
 #[derive(Debug)]
 pub(crate) struct WorkerProcesses {
@@ -124,7 +135,7 @@ impl WorkerProcesses {
     pub(crate) async fn start(
         config: &ConfigArguments,
         deployment: &Deployment,
-        engine_manager: String,
+        manager: Manager,
         metrics: Option<SocketAddr>,
     ) -> anyhow::Result<Self> {
         let control = Control::from_environment();
@@ -145,13 +156,13 @@ impl WorkerProcesses {
         let launch = Launch::new(
             config,
             deployment,
-            engine_manager.clone(),
+            &manager,
             pipe_directory,
             metrics,
             sockets.path().to_owned(),
         );
         let (sender, seen) = watch::channel(Seen::new());
-        let follow = AbortOnDropHandle::new(tokio::spawn(follow(engine_manager, sender)));
+        let follow = AbortOnDropHandle::new(tokio::spawn(follow(manager, sender)));
         let stop = CancellationToken::new();
         let start = |spec: &laneway_plan::deployment::RankSpec| {
             let (life, lives) = watch::channel(Life::default());
@@ -269,12 +280,13 @@ impl WorkerProcesses {
 }
 
 /// Follow the topology until aborted.
-async fn follow(engine_manager: String, seen: watch::Sender<Seen>) {
-    let Ok(endpoint) = client::endpoint(&engine_manager) else {
-        tracing::error!(engine_manager, "the engine-manager's address cannot be dialled");
+async fn follow(manager: Manager, seen: watch::Sender<Seen>) {
+    let Manager { address, dial, .. } = manager;
+    let Ok(endpoint) = client::endpoint(&address, &dial) else {
+        tracing::error!(address, "the engine-manager's address cannot be dialled");
         return;
     };
-    let mut manager = EngineManagerClient::new(endpoint.connect_lazy());
+    let mut manager = EngineManagerClient::new(dial.lazy(endpoint));
     loop {
         if let Ok(response) = manager.watch_topology(v1::WatchTopologyRequest {}).await {
             let mut versions = response.into_inner();

@@ -10,17 +10,21 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use laneway_engine_manager::EngineManager;
-use laneway_gateway::{Config, DiscoveryConfig, Shutdown};
+use laneway_gateway::config::Access;
+use laneway_gateway::{Config, DiscoveryConfig, LinkConfig, Shutdown};
 use laneway_plan::Deployment;
+use laneway_tls::flags::InternalTlsArgs;
+use laneway_tls::{Dial, InternalTls};
 use laneway_worker::device::local_devices;
 use laneway_worker::engine_backend::EngineBackend;
 use laneway_worker::{WorkerConfig, WorkerServer};
+use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 use crate::client;
 use crate::config::ConfigArguments;
-use crate::processes::{self, WorkerProcesses};
+use crate::processes::{self, Manager, WorkerProcesses};
 use crate::up::role_listens;
 
 /// How long a worker may wait for its plan: the engine-manager is in this process.
@@ -29,7 +33,7 @@ const REGISTER_PATIENCE: Duration = Duration::from_secs(10);
 type Role = JoinHandle<anyhow::Result<()>>;
 
 /// What a system is started with.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub(crate) struct SystemConfig {
     /// The deployment.
     pub(crate) config: ConfigArguments,
@@ -37,6 +41,10 @@ pub(crate) struct SystemConfig {
     pub(crate) gateway_listen: Option<SocketAddr>,
     /// Where this process serves metrics. Workers that are processes serve theirs on the ports behind it.
     pub(crate) metrics: Option<SocketAddr>,
+    /// Who may call the gateway, and how.
+    pub(crate) access: Access,
+    /// What the roles encrypt what is between them with, and the flags that say so to workers that are processes.
+    pub(crate) internal_tls: (Option<InternalTls>, InternalTlsArgs),
 }
 
 /// A running deployment.
@@ -46,6 +54,8 @@ pub(crate) struct System {
     pub(crate) gateway: SocketAddr,
     /// What runs.
     pub(crate) deployment: Deployment,
+    scheme: &'static str,
+    readiness: watch::Receiver<bool>,
     gateway_shutdown: Shutdown,
     manager_shutdown: CancellationToken,
     gateway_role: Role,
@@ -73,8 +83,10 @@ impl System {
         let served = arguments.clone().load()?;
         let deployment = served.deployment().clone();
         let free: SocketAddr = (Ipv4Addr::LOCALHOST, 0).into();
-        let manager = EngineManager::bind(served, free).await?;
-        let engine_manager = format!("http://{}", manager.local_addr());
+        let (tls, tls_flags) = config.internal_tls;
+        let dial = Dial::from(tls.as_ref().map(|tls| tls.client.clone()));
+        let manager = EngineManager::bind(served, free, tls.clone()).await?;
+        let engine_manager = format!("{}://{}", dial.scheme(), manager.local_addr());
         let uri = engine_manager
             .parse()
             .context("write the engine-manager's address as a URI")?;
@@ -87,16 +99,23 @@ impl System {
                     .with_context(|| format!("read the address to listen on, {configured}"))?
             }
         };
-        let mut gateway_config = Config::new(gateway_listen, DiscoveryConfig::EngineManager(uri));
-        gateway_config.drain_bound = deployment.services.drain_timeout;
+        let gateway_config = Config {
+            drain_bound: deployment.services.drain_timeout,
+            link: LinkConfig {
+                internal_tls: tls.clone(),
+                ..LinkConfig::default()
+            },
+            ..Config::new(gateway_listen, DiscoveryConfig::EngineManager(uri)).with(config.access)
+        };
+        let scheme = gateway_config.tls.as_ref().map_or("http", |_| "https");
         let gateway = gateway_config
             .build()
             .await
             .context(role_listens("gateway", "gateway"))?;
-        let address = gateway.address();
+        let (address, readiness) = (gateway.address(), gateway.readiness());
         let inside = match processes::are_wanted(&deployment) {
             true => None,
-            false => Some(bind_workers(&deployment, &engine_manager).await?),
+            false => Some(bind_workers(&deployment, &engine_manager, tls.as_ref()).await?),
         };
 
         let (gateway_shutdown, manager_shutdown) = (Shutdown::default(), CancellationToken::new());
@@ -105,8 +124,13 @@ impl System {
             Some(servers) => Workers::inside(servers),
             // Behind the engine-manager, which they register with at once.
             None => {
+                let manager = Manager {
+                    address: engine_manager,
+                    dial,
+                    tls_flags: tls_flags.flags(),
+                };
                 let started =
-                    WorkerProcesses::start(&arguments, &deployment, engine_manager, config.metrics).await?;
+                    WorkerProcesses::start(&arguments, &deployment, manager, config.metrics).await?;
                 Workers::Processes(Box::new(started))
             }
         };
@@ -117,6 +141,8 @@ impl System {
         Ok(System {
             gateway: address,
             deployment,
+            scheme,
+            readiness,
             gateway_shutdown,
             manager_shutdown,
             gateway_role,
@@ -130,15 +156,20 @@ impl System {
     /// # Errors
     /// A role ended, it took too long, or a worker runs beside the Multi-Process Service.
     pub(crate) async fn serving(&mut self) -> anyhow::Result<()> {
-        let address = self.gateway;
+        let readiness = self.readiness.clone();
         tokio::select! {
-            ready = client::until_serving(address) => ready?,
+            ready = client::until_serving(readiness) => ready?,
             error = self.failed() => return Err(error),
         }
         match &self.workers {
             Workers::Inside { .. } => Ok(()),
             Workers::Processes(processes) => processes.check_clients().await,
         }
+    }
+
+    /// Of the gateway's address.
+    pub(crate) fn scheme(&self) -> &'static str {
+        self.scheme
     }
 
     /// Where the workers answer, by rank.
@@ -197,7 +228,11 @@ impl System {
     }
 }
 
-async fn bind_workers(deployment: &Deployment, engine_manager: &str) -> anyhow::Result<Vec<WorkerServer>> {
+async fn bind_workers(
+    deployment: &Deployment,
+    engine_manager: &str,
+    tls: Option<&InternalTls>,
+) -> anyhow::Result<Vec<WorkerServer>> {
     let devices = local_devices()?;
     let mut servers = Vec::new();
     for spec in &deployment.ranks {
@@ -209,6 +244,7 @@ async fn bind_workers(deployment: &Deployment, engine_manager: &str) -> anyhow::
             devices: devices.clone(),
             register_patience: REGISTER_PATIENCE,
             socket_directory: None,
+            tls: tls.cloned(),
         };
         servers.push(WorkerServer::bind(config).await?);
     }

@@ -9,13 +9,16 @@ use std::time::Duration;
 use anyhow::Context as _;
 use clap::{Args, ValueEnum};
 use laneway_engine_manager::{EngineManager, mps};
-use laneway_gateway::{Config, DiscoveryConfig, Shutdown};
+use laneway_gateway::config::AccessArgs;
+use laneway_gateway::{Config, DiscoveryConfig, LinkConfig, Shutdown};
+use laneway_tls::Dial;
+use laneway_tls::flags::InternalTlsArgs;
 use laneway_worker::device::local_devices;
 use laneway_worker::engine_backend::EngineBackend;
 use laneway_worker::{WorkerConfig, WorkerServer};
 use tokio_util::sync::CancellationToken;
 
-use crate::client::{endpoint, with_scheme};
+use crate::client::BadFlags;
 use crate::config::ConfigArguments;
 use crate::parent;
 use crate::system::{System, SystemConfig};
@@ -48,10 +51,14 @@ pub(crate) struct Arguments {
     /// Host that a worker registers, when it is not the one listened on.
     #[arg(long)]
     advertise: Option<String>,
-    /// Where worker and gateway find the engine-manager, host:port or http://host:port; the deployment's own
-    /// address without one.
+    /// Where worker and gateway find the engine-manager, host:port or a whole URI; the deployment's own address
+    /// without one.
     #[arg(long)]
     engine_manager: Option<String>,
+    #[command(flatten)]
+    access: AccessArgs,
+    #[command(flatten)]
+    internal_tls: InternalTlsArgs,
     /// Serve Prometheus metrics on this address (`laneway top` reads them); port 0 takes a free one.
     #[arg(long, env = "LANEWAY_METRICS_LISTEN")]
     metrics_listen: Option<SocketAddr>,
@@ -89,36 +96,43 @@ pub(crate) async fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
             .parse()
             .with_context(|| format!("read the address to listen on, {configured}")),
     };
-    let engine_manager = with_scheme(match &arguments.engine_manager {
-        Some(given) => given,
-        None => &services.engine_manager_address,
-    });
-    endpoint(&engine_manager).context("find the engine-manager")?;
+    let tls = arguments.internal_tls.read().map_err(BadFlags)?;
+    let given = arguments.engine_manager.as_ref();
+    let engine_manager = Dial::from(tls.as_ref().map(|tls| tls.client.clone()))
+        .uri(given.unwrap_or(&services.engine_manager_address))
+        .context("find the engine-manager")?;
     match arguments.role {
         Role::All => {
             let system = System::start(SystemConfig {
                 config: arguments.config,
                 gateway_listen: arguments.listen,
                 metrics: arguments.metrics_listen,
+                access: arguments.access.read().map_err(BadFlags)?,
+                internal_tls: (tls, arguments.internal_tls),
             });
             return all(system.await?, drain).await;
         }
         Role::EngineManager => {
             let address = listen(&services.engine_manager_listen)?;
             mps::require(served.deployment().mps).await?;
-            let manager = EngineManager::bind(served, address)
+            let manager = EngineManager::bind(served, address, tls)
                 .await
                 .context(role_listens("engine-manager", "engine_manager"))?;
             tracing::info!(address = %manager.local_addr(), "listening");
             manager.run(drain).await?;
         }
         Role::Gateway => {
-            let uri = engine_manager
-                .parse()
-                .context("read the engine-manager's address")?;
             let address = listen(&services.gateway_listen)?;
-            let mut config = Config::new(address, DiscoveryConfig::EngineManager(uri));
-            config.drain_bound = services.drain_timeout;
+            let discovery = DiscoveryConfig::EngineManager(engine_manager.clone());
+            let access = arguments.access.read().map_err(BadFlags)?;
+            let config = Config {
+                drain_bound: services.drain_timeout,
+                link: LinkConfig {
+                    internal_tls: tls,
+                    ..LinkConfig::default()
+                },
+                ..Config::new(address, discovery).with(access)
+            };
             let gateway = config.build().await.context(role_listens("gateway", "gateway"))?;
             tracing::info!(address = %gateway.address(), %engine_manager, "listening");
             gateway
@@ -133,7 +147,8 @@ pub(crate) async fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
                 rank: arguments.rank,
                 listen: listen(&services.worker_listen)?,
                 advertise: arguments.advertise.or(services.worker_advertise),
-                engine_manager: engine_manager.clone(),
+                engine_manager: engine_manager.to_string(),
+                tls,
                 devices: local_devices()?,
                 register_patience: Duration::from_secs(arguments.register_patience_s),
                 socket_directory: arguments.socket_directory,
@@ -155,10 +170,10 @@ pub(crate) async fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
 
 async fn all(mut system: System, drain: CancellationToken) -> anyhow::Result<ExitCode> {
     tracing::info!(gateway = %system.gateway, "listening");
-    let address = system.gateway;
+    let (scheme, address) = (system.scheme(), system.gateway);
     let runs = async {
         system.serving().await?;
-        eprintln!("serving on http://{address} (gRPC and HTTP; the page at / speaks)");
+        eprintln!("serving on {scheme}://{address} (gRPC and HTTP; the page at / speaks)");
         Err::<(), _>(system.failed().await)
     };
     let failed = tokio::select! {

@@ -8,6 +8,8 @@ use clap::Parser;
 use laneway_engine_manager::{EngineManager, Served, mps};
 use laneway_plan::Sources;
 use laneway_telemetry::{LogFormat, TelemetryConfig};
+use laneway_tls::InternalTls;
+use laneway_tls::flags::InternalTlsArgs;
 use tokio_util::sync::CancellationToken;
 
 /// Exit code of a configuration that cannot be used.
@@ -29,6 +31,8 @@ struct Arguments {
     /// The MPS daemon that the deployment needs runs where the workers are, and not here: each worker finds it itself.
     #[arg(long, env = "LANEWAY_MPS_ELSEWHERE")]
     mps_elsewhere: bool,
+    #[command(flatten)]
+    internal_tls: InternalTlsArgs,
     /// text or json.
     #[arg(long, env = "LANEWAY_LOG_FORMAT", default_value = "text")]
     log_format: LogFormat,
@@ -53,7 +57,14 @@ async fn main() -> ExitCode {
             return ExitCode::from(EXIT_CONFIG);
         }
     };
-    match run(arguments, served).await {
+    let tls = match arguments.internal_tls.read() {
+        Ok(tls) => tls,
+        Err(violations) => {
+            violations.iter().for_each(|violation| eprintln!("{violation}"));
+            return ExitCode::from(EXIT_CONFIG);
+        }
+    };
+    match run(arguments, served, tls).await {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("laneway-engine-manager: {}", laneway_telemetry::causes(&error));
@@ -62,7 +73,7 @@ async fn main() -> ExitCode {
     }
 }
 
-async fn run(arguments: Arguments, served: Served) -> anyhow::Result<()> {
+async fn run(arguments: Arguments, served: Served, tls: Option<InternalTls>) -> anyhow::Result<()> {
     let _telemetry = laneway_telemetry::init(TelemetryConfig {
         service: "laneway-engine-manager",
         filter: arguments.log,
@@ -78,7 +89,7 @@ async fn run(arguments: Arguments, served: Served) -> anyhow::Result<()> {
     if !arguments.mps_elsewhere {
         mps::require(served.deployment().mps).await?;
     }
-    let manager = EngineManager::bind(served, arguments.listen).await?;
+    let manager = EngineManager::bind(served, arguments.listen, tls).await?;
     tracing::info!(address = %manager.local_addr(), "listening");
     manager.run(shutdown).await
 }

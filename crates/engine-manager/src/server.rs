@@ -8,11 +8,11 @@ use anyhow::Context as _;
 use laneway_proto::v1;
 use laneway_proto::v1::engine_manager_server::EngineManagerServer;
 use laneway_telemetry::metric;
+use laneway_tls::{Incoming, InternalTls};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tonic::transport::Server;
-use tonic::transport::server::TcpIncoming;
 use tonic_health::ServingStatus;
 
 use crate::deployment::Served;
@@ -31,14 +31,15 @@ pub struct EngineManager {
     served: Arc<Served>,
     listener: TcpListener,
     local_addr: SocketAddr,
+    tls: Option<InternalTls>,
 }
 
 impl EngineManager {
-    /// Bind the address; port 0 takes a free one.
+    /// Bind the address; port 0 takes a free one. With `tls` only roles with a certificate may call.
     ///
     /// # Errors
     /// It cannot be bound.
-    pub async fn bind(served: Served, listen: SocketAddr) -> anyhow::Result<Self> {
+    pub async fn bind(served: Served, listen: SocketAddr, tls: Option<InternalTls>) -> anyhow::Result<Self> {
         let listener = TcpListener::bind(listen)
             .await
             .with_context(|| format!("bind {listen}"))?;
@@ -47,6 +48,7 @@ impl EngineManager {
             served: Arc::new(served),
             listener,
             local_addr,
+            tls,
         })
     }
 
@@ -76,6 +78,7 @@ impl EngineManager {
             draining: draining.clone(),
         };
 
+        let _certificates = self.tls.as_ref().map(InternalTls::watch);
         let (reporter, health) = tonic_health::server::health_reporter();
         for service in ["", "laneway.v1.EngineManager"] {
             reporter.set_service_status(service, ServingStatus::Serving).await;
@@ -91,7 +94,7 @@ impl EngineManager {
             .add_service(reflection().build_v1alpha().context("build reflection")?)
             .add_service(EngineManagerServer::new(service))
             .serve_with_incoming_shutdown(
-                TcpIncoming::from(self.listener).with_nodelay(Some(true)),
+                Incoming::new(self.listener, self.tls.map(|tls| tls.server)).stream(),
                 draining.clone().cancelled_owned(),
             );
         let bounded = async {

@@ -1,11 +1,15 @@
 //! What a gateway is built from: the flags as given, and the checked values that the code uses.
 
+mod access;
+
 use std::net::SocketAddr;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
+use laneway_tls::flags::InternalTlsArgs;
+use laneway_tls::{Dial, InternalTls, ServerTls};
 use tonic::transport::Uri;
 
 use crate::discovery::DnsName;
@@ -13,10 +17,12 @@ use crate::http::origin::Origins;
 use crate::keys::ApiKeys;
 use crate::voices::{Voices, VoicesConfig};
 
+pub use access::{Access, AccessArgs};
+
 /// Default address of the public API.
 pub const DEFAULT_LISTEN: &str = "127.0.0.1:8080";
 /// Default address of the engine-manager.
-pub const DEFAULT_ENGINE_MANAGER: &str = "http://127.0.0.1:7070";
+pub const DEFAULT_ENGINE_MANAGER: &str = "127.0.0.1:7070";
 /// Default for requests in flight: far above one worker's rows, low enough to bound memory.
 pub const DEFAULT_MAX_IN_FLIGHT: usize = 1024;
 /// Default bound on running streams once a drain began.
@@ -71,7 +77,8 @@ pub struct GatewayArgs {
     /// Address of the public API; port 0 chooses one.
     #[arg(long, env = environment::LISTEN, default_value = DEFAULT_LISTEN)]
     pub listen: String,
-    /// The engine-manager whose workers it routes to, host:port or http://host:port.
+    /// The engine-manager whose workers it routes to, host:port, http://host:port, or https:// with
+    /// certificates for it.
     #[arg(long, env = environment::ENGINE_MANAGER, default_value = DEFAULT_ENGINE_MANAGER)]
     pub engine_manager: String,
     /// Workers to route to without an engine-manager, comma separated: host:port, http://host:port, or dns://name:port
@@ -101,14 +108,6 @@ pub struct GatewayArgs {
     /// Seconds after which a stream of text that nothing comes from, and that has nothing to speak, is ended.
     #[arg(long, env = environment::IDLE_SECONDS, default_value_t = DEFAULT_IDLE_SECONDS)]
     pub idle_seconds: u64,
-    /// File of the API keys that calls have to name, one `name key [requests_per_minute=N] [concurrent=N]` a line. It is
-    /// read again when it changes. Without it nobody is asked for one.
-    #[arg(long, env = environment::API_KEYS)]
-    pub api_keys: Option<PathBuf>,
-    /// Origins whose pages may call from a browser, https://host or http://host:port, comma separated; * for all. The
-    /// gateway's own page always may.
-    #[arg(long = "cors-origin", env = environment::CORS_ORIGINS, value_delimiter = ',')]
-    pub cors_origins: Vec<String>,
     /// Directory in which registered voices are kept, for this gateway alone. Without it none can be registered.
     #[arg(long, env = environment::VOICES_DIR)]
     pub voices_dir: Option<PathBuf>,
@@ -118,22 +117,19 @@ pub struct GatewayArgs {
     /// Most MiB of registered voices, on disk and in memory; a second of one takes about 0.1.
     #[arg(long, env = environment::MAX_VOICES_MIB, default_value_t = DEFAULT_MAX_VOICES_MIB)]
     pub max_voices_mib: u64,
+    /// Who may call, and how.
+    #[command(flatten)]
+    pub access: AccessArgs,
+    /// What is between the roles.
+    #[command(flatten)]
+    pub internal_tls: InternalTlsArgs,
     /// Do not serve gRPC reflection.
     #[arg(long, env = environment::NO_REFLECTION)]
     pub no_reflection: bool,
 }
 
 /// A flag whose value cannot be used.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{flag} = \"{value}\": {problem}")]
-pub struct ConfigViolation {
-    /// The flag.
-    pub flag: &'static str,
-    /// What was given.
-    pub value: String,
-    /// What is wrong and what to write instead.
-    pub problem: String,
-}
+pub use laneway_tls::flags::Violation as ConfigViolation;
 
 /// Everything a gateway is built from. `Config::build` consumes it.
 #[derive(Debug, Clone)]
@@ -156,6 +152,8 @@ pub struct Config {
     pub origins: Origins,
     /// Registered voices; none are kept without it.
     pub voices: Option<Voices>,
+    /// What the public API proves itself with. It is served without TLS without it.
+    pub tls: Option<ServerTls>,
     /// Serve reflection.
     pub reflection: bool,
     /// Connections to workers.
@@ -196,6 +194,15 @@ pub struct LinkConfig {
     /// Streams that may wait for their readers in one connection. [`Config::build`] makes it what is
     /// admitted may have.
     pub max_streams: NonZeroUsize,
+    /// What every connection to a worker or the engine-manager is encrypted with; none is without it.
+    pub internal_tls: Option<InternalTls>,
+}
+
+impl LinkConfig {
+    /// How a peer is dialled.
+    pub(crate) fn dial(&self) -> Dial {
+        self.internal_tls.as_ref().map(|tls| tls.client.clone()).into()
+    }
 }
 
 /// Waits inside a stream. Each ends the stream (or the attempt) when it runs out; the caller's own deadline ends it
@@ -227,6 +234,7 @@ impl Default for LinkConfig {
             poll_interval: Duration::from_millis(500),
             unary_timeout: Duration::from_secs(2),
             max_streams: DEFAULT_STREAMS,
+            internal_tls: None,
         }
     }
 }
@@ -257,9 +265,26 @@ impl Config {
             api_keys: None,
             origins: Origins::default(),
             voices: None,
+            tls: None,
             reflection: true,
             link: LinkConfig::default(),
             stream: StreamConfig::default(),
+        }
+    }
+
+    /// The same gateway for those who may call it.
+    #[must_use]
+    pub fn with(self, access: Access) -> Self {
+        let Access {
+            api_keys,
+            origins,
+            tls,
+        } = access;
+        Self {
+            api_keys,
+            origins,
+            tls,
+            ..self
         }
     }
 }
@@ -285,23 +310,15 @@ impl TryFrom<GatewayArgs> for Config {
                 "not an address; write it like 0.0.0.0:8080".into(),
             );
         }
+        let internal = args.internal_tls.read();
+        let link = LinkConfig {
+            internal_tls: internal.as_ref().ok().cloned().flatten(),
+            ..LinkConfig::default()
+        };
+        let dial = link.dial();
         let mut uri = |flag, value: &str| {
-            let whole = match value.contains("://") {
-                true => value.to_owned(),
-                false => format!("http://{value}"),
-            };
-            let uri = whole
-                .parse::<Uri>()
-                .ok()
-                .filter(|uri| uri.scheme_str() == Some("http") && uri.host().is_some());
-            if uri.is_none() {
-                refuse(
-                    flag,
-                    value,
-                    "not an address; write it like host:7071 or http://host:7071".into(),
-                );
-            }
-            uri
+            let uri = dial.uri(value);
+            uri.map_err(|error| refuse(flag, value, error.to_string())).ok()
         };
         let discovery = if args.workers.is_empty() {
             uri("--engine-manager", &args.engine_manager).map(DiscoveryConfig::EngineManager)
@@ -350,15 +367,6 @@ impl TryFrom<GatewayArgs> for Config {
                 );
             }
         }
-        let api_keys = args.api_keys.and_then(|path| {
-            let shown = path.display().to_string();
-            let read = ApiKeys::read(path);
-            read.map_err(|error| refuse("--api-keys", &shown, error.to_string()))
-                .ok()
-        });
-        let origins = Origins::parse(&args.cors_origins)
-            .map_err(|(origin, problem)| refuse("--cors-origin", &origin, problem))
-            .unwrap_or_default();
         let max_voices = NonZeroUsize::new(args.max_voices);
         if max_voices.is_none() {
             let problem = "none could be registered; write 1 or more, or leave out --voices-dir";
@@ -378,24 +386,28 @@ impl TryFrom<GatewayArgs> for Config {
                     .map_err(|error| refuse("--voices-dir", &shown, error.to_string()))
                     .ok()
             });
-        match (listen, discovery, max_in_flight) {
-            (Ok(listen), Some(discovery), Some(max_in_flight)) if violations.is_empty() => Ok(Self {
-                max_in_flight,
-                max_text_chars: args.max_text_chars,
-                drain_bound: Duration::from_secs(args.drain_seconds),
-                api_keys,
-                origins,
-                voices,
-                reflection: !args.no_reflection,
-                stream: StreamConfig {
-                    queue: Duration::from_secs(args.queue_seconds),
-                    replacement: Duration::from_secs(args.replacement_seconds),
-                    caller: Duration::from_secs(args.caller_seconds),
-                    idle: Duration::from_secs(args.idle_seconds),
-                    ..StreamConfig::default()
-                },
-                ..Self::new(listen, discovery)
-            }),
+        let access = args.access.read();
+        violations.extend(internal.err().into_iter().flatten());
+        violations.extend(access.as_ref().err().into_iter().flatten().cloned());
+        match (listen, discovery, max_in_flight, access) {
+            (Ok(listen), Some(discovery), Some(max_in_flight), Ok(access)) if violations.is_empty() => {
+                Ok(Self {
+                    max_in_flight,
+                    max_text_chars: args.max_text_chars,
+                    drain_bound: Duration::from_secs(args.drain_seconds),
+                    voices,
+                    reflection: !args.no_reflection,
+                    link,
+                    stream: StreamConfig {
+                        queue: Duration::from_secs(args.queue_seconds),
+                        replacement: Duration::from_secs(args.replacement_seconds),
+                        caller: Duration::from_secs(args.caller_seconds),
+                        idle: Duration::from_secs(args.idle_seconds),
+                        ..StreamConfig::default()
+                    },
+                    ..Self::new(listen, discovery).with(access)
+                })
+            }
             _ => Err(violations),
         }
     }
@@ -422,7 +434,7 @@ mod tests {
         let config = checked(&[]).unwrap();
         assert_eq!(config.listen.to_string(), DEFAULT_LISTEN);
         assert!(
-            matches!(config.discovery, DiscoveryConfig::EngineManager(uri) if uri == DEFAULT_ENGINE_MANAGER)
+            matches!(config.discovery, DiscoveryConfig::EngineManager(uri) if uri == "http://127.0.0.1:7070")
         );
     }
 
@@ -491,6 +503,10 @@ mod tests {
             "https://a.example,b.example",
             "--max-voices",
             "0",
+            "--tls-cert",
+            "/nowhere/cert",
+            "--internal-tls-name",
+            "all",
         ];
         let violations = checked(&flags).unwrap_err();
         let named: Vec<_> = violations
@@ -505,9 +521,11 @@ mod tests {
             ("--queue-seconds", "0"),
             ("--caller-seconds", "0"),
             ("--idle-seconds", "0"),
+            ("--max-voices", "0"),
+            ("--internal-tls-cert", ""),
             ("--api-keys", "/nowhere/keys"),
             ("--cors-origin", "b.example"),
-            ("--max-voices", "0"),
+            ("--tls-key", ""),
         ];
         assert_eq!(named, want);
     }

@@ -8,6 +8,7 @@ mod names;
 mod polled;
 mod topology;
 
+use laneway_tls::Dial;
 use tokio::sync::watch;
 use tonic::transport::{Channel, Endpoint, Uri};
 
@@ -33,15 +34,21 @@ fn connection_window(n_streams: usize) -> u32 {
 
 /// A lazily connected channel that notices a peer which is gone without a word.
 pub(crate) fn channel(uri: Uri, config: &LinkConfig) -> Channel {
-    Endpoint::from(uri)
+    dialled(uri, config).0
+}
+
+/// The same, with what knows why a call on it failed.
+fn dialled(uri: Uri, config: &LinkConfig) -> (Channel, Dial) {
+    let endpoint = Endpoint::from(uri)
         .connect_timeout(config.connect_timeout)
         .initial_stream_window_size(STREAM_WINDOW_BYTES)
         .initial_connection_window_size(connection_window(config.max_streams.get()))
         .http2_keep_alive_interval(config.keep_alive_interval)
         .keep_alive_timeout(config.keep_alive_timeout)
         .keep_alive_while_idle(true)
-        .tcp_nodelay(true)
-        .connect_lazy()
+        .tcp_nodelay(true);
+    let dial = config.dial();
+    (dial.lazy(endpoint), dial)
 }
 
 /// A source of workers.

@@ -35,6 +35,7 @@ pub(crate) async fn run(
     admission: Arc<Admission>,
     drain: CancellationToken,
     drained: CancellationToken,
+    readiness: watch::Sender<bool>,
 ) {
     let mut serving = false;
     loop {
@@ -43,6 +44,7 @@ pub(crate) async fn run(
             serving = serves;
             tracing::info!(serving, "health changed");
             set(&reporter, serving).await;
+            readiness.send_replace(serving);
         }
         tokio::select! {
             biased;
@@ -55,6 +57,7 @@ pub(crate) async fn run(
         }
     }
     set(&reporter, false).await;
+    readiness.send_replace(false);
     drained.cancelled().await;
     for name in NAMES {
         reporter.clear_service_status(name).await;

@@ -9,7 +9,7 @@ use std::time::Duration;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto::Builder;
 use hyper_util::service::TowerToHyperService;
-use tokio::net::{TcpListener, TcpStream};
+use laneway_tls::{Accepted, Incoming};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -18,9 +18,6 @@ use crate::http::headers::MAX_HEADER_BYTES;
 
 /// Between HTTP/2 pings to callers, which find one that is gone without a word.
 const CALLER_KEEP_ALIVE: Duration = Duration::from_secs(10);
-
-/// Until the next try to accept a connection when there was no room for one.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// What connections are served with.
 #[derive(Debug, Clone)]
@@ -37,28 +34,15 @@ pub(crate) struct Serving {
 }
 
 /// Serve until `stopped`, and then until the last connection has closed.
-pub(crate) async fn serve(listener: TcpListener, serving: Serving) {
+pub(crate) async fn serve(mut incoming: Incoming, serving: Serving) {
     let builder = Arc::new(builder(serving.max_streams));
-    let mut refused = false;
-    while let Some(accepted) = serving.stopped.run_until_cancelled(listener.accept()).await {
-        match accepted {
-            Ok((stream, _)) => {
-                refused = false;
-                let (serving, builder) = (serving.clone(), builder.clone());
-                let open = serving.open.clone();
-                open.spawn(async move { connection(stream, &serving, &builder).await });
-            }
-            Err(error) => {
-                // Out of descriptors, or a caller who left again: neither is mended by asking at once.
-                if !std::mem::replace(&mut refused, true) {
-                    tracing::warn!(%error, "connections are not accepted at the moment");
-                }
-                tokio::time::sleep(ACCEPT_PAUSE).await;
-            }
-        }
+    while let Some(stream) = serving.stopped.run_until_cancelled(incoming.next()).await {
+        let (serving, builder) = (serving.clone(), builder.clone());
+        let open = serving.open.clone();
+        open.spawn(async move { connection(stream, &serving, &builder).await });
     }
     // A caller that comes now is refused by the kernel, and does not wait for somebody to take it.
-    drop(listener);
+    drop(incoming);
     serving.open.close();
     serving.open.wait().await;
 }
@@ -76,11 +60,7 @@ fn builder(max_streams: u32) -> Builder<TokioExecutor> {
     builder
 }
 
-async fn connection(stream: TcpStream, serving: &Serving, builder: &Builder<TokioExecutor>) {
-    if let Err(error) = stream.set_nodelay(true) {
-        tracing::debug!(%error, "connection lost");
-        return;
-    }
+async fn connection(stream: Accepted, serving: &Serving, builder: &Builder<TokioExecutor>) {
     let stream = Connection::new(stream, GREETING_TIMEOUT, serving.write_timeout);
     let service = TowerToHyperService::new(serving.routes.clone());
     let connection = builder.serve_connection_with_upgrades(TokioIo::new(stream), service);

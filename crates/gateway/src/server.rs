@@ -9,6 +9,7 @@ use laneway_proto::riva::tts::riva_speech_synthesis_server::RivaSpeechSynthesisS
 use laneway_proto::v1::models_server::ModelsServer;
 use laneway_proto::v1::requests_server::RequestsServer;
 use laneway_proto::v1::speech_server::SpeechServer;
+use laneway_tls::{Incoming, InternalTls, ServerTls};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
@@ -73,6 +74,7 @@ pub struct Gateway {
     config: Config,
     listener: TcpListener,
     address: SocketAddr,
+    readiness: watch::Sender<bool>,
 }
 
 impl Config {
@@ -94,6 +96,7 @@ impl Config {
             config: self,
             listener,
             address,
+            readiness: watch::Sender::new(false),
         })
     }
 }
@@ -104,12 +107,18 @@ impl Gateway {
         self.address
     }
 
+    /// Whether it serves, as health tells it, for who runs it in its own process.
+    pub fn readiness(&self) -> watch::Receiver<bool> {
+        self.readiness.subscribe()
+    }
+
     /// Serve until a drain is done.
     ///
     /// # Errors
     /// `Aborted` when told to exit now.
     pub async fn serve(self, shutdown: Shutdown) -> Result<(), ServeError> {
         let config = self.config;
+        let internal = config.link.internal_tls.clone();
         let (workers_sender, workers) = watch::channel(Vec::new());
         let (roster_sender, roster) = watch::channel(Roster::default());
         // These end with this call, however it ends.
@@ -131,6 +140,7 @@ impl Gateway {
             admission.clone(),
             shutdown.drain.clone(),
             stopped.clone(),
+            self.readiness,
         )));
 
         if let Some(voices) = &config.voices {
@@ -205,7 +215,10 @@ impl Gateway {
             stopped: stopped.clone(),
             open,
         };
-        let server = listen::serve(self.listener, serving);
+        // Certificates are read again for as long as this serves.
+        let _public = config.tls.as_ref().map(ServerTls::watch);
+        let _internal = internal.as_ref().map(InternalTls::watch);
+        let server = listen::serve(Incoming::new(self.listener, config.tls), serving);
         let drained = async {
             let close_by = drained(&admission, &shutdown.drain, config.drain_bound).await;
             // Each connection closes as its last stream is read; `server` ends with the last connection.

@@ -11,7 +11,7 @@ pub mod propagation;
 mod signals;
 pub mod stage;
 
-pub use causes::causes;
+pub use causes::{causes, causes_of, causes_of_status};
 pub use exporter::{install_recorder, serve_metrics};
 pub use init::{LogFormat, TelemetryConfig, TelemetryGuard, init};
 pub use signals::drain_on_signal;

@@ -39,6 +39,12 @@ pub const GATEWAY_WORKERS_SERVING: &str = "laneway_gateway_workers_serving";
 /// several gateways goes by.
 pub const GATEWAY_BUSY: &str = "laneway_gateway_busy";
 
+/// Certificates that changed on disk, by `outcome`: `taken`, or `kept` where what came could not be used and the last
+/// ones stay.
+pub const TLS_RELOADS: &str = "laneway_tls_reloads_total";
+/// Connections that did not get through their handshake: no certificate, a wrong one, no TLS, or too slow.
+pub const TLS_REFUSALS: &str = "laneway_tls_refusals_total";
+
 /// Requests that wait to be admitted.
 pub const WORKER_QUEUED: &str = "laneway_worker_queued";
 /// Requests that run.
@@ -193,6 +199,16 @@ pub const METRICS: &[Metric] = &[
         GATEWAY_BUSY,
         Kind::Gauge,
         "Share of the rows of serving workers that are in use or waited for.",
+    ),
+    metric(
+        TLS_RELOADS,
+        Kind::Counter,
+        "Certificates that changed on disk, by outcome: taken, or kept as they were.",
+    ),
+    metric(
+        TLS_REFUSALS,
+        Kind::Counter,
+        "Connections that did not get through their TLS handshake.",
     ),
     metric(WORKER_QUEUED, Kind::Gauge, "Requests that wait to be admitted."),
     metric(WORKER_RUNNING, Kind::Gauge, "Requests that run."),

@@ -7,12 +7,13 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
 use laneway_proto::v1::worker_server::WorkerServer as GrpcWorker;
+use laneway_tls::{Incoming, ServerTls};
 use tokio::net::{TcpListener, UnixListener};
 use tokio::sync::watch;
 use tokio_stream::wrappers::UnixListenerStream;
 use tokio_util::sync::CancellationToken;
 use tonic::transport::Server;
-use tonic::transport::server::{Router, TcpIncoming};
+use tonic::transport::server::Router;
 use tonic_health::ServingStatus;
 
 use crate::service::WorkerService;
@@ -92,9 +93,10 @@ impl Drop for Socket {
     }
 }
 
-/// Serve until `close` is cancelled.
+/// Serve until `close` is cancelled. `tls` is for the address; a socket is for this user of this host alone.
 pub(crate) async fn serve(
     listeners: Listeners,
+    tls: Option<ServerTls>,
     service: WorkerService,
     state: watch::Receiver<State>,
     close: CancellationToken,
@@ -114,10 +116,8 @@ pub(crate) async fn serve(
             .add_service(grpc.clone()))
     };
     let Listeners { tcp, unix } = listeners;
-    let tcp = router()?.serve_with_incoming_shutdown(
-        TcpIncoming::from(tcp).with_nodelay(Some(true)),
-        close.clone().cancelled_owned(),
-    );
+    let tcp = router()?
+        .serve_with_incoming_shutdown(Incoming::new(tcp, tls).stream(), close.clone().cancelled_owned());
     let (mut unix, unix_router) = (unix, router()?);
     let unix = async {
         match unix.as_mut().and_then(|socket| socket.listener.take()) {

@@ -7,6 +7,8 @@ use std::time::Duration;
 
 use clap::Parser;
 use laneway_telemetry::{LogFormat, TelemetryConfig};
+use laneway_tls::InternalTls;
+use laneway_tls::flags::InternalTlsArgs;
 use laneway_worker::device::local_devices;
 use laneway_worker::engine_backend::EngineBackend;
 use laneway_worker::{RegisterError, WorkerConfig, WorkerServer};
@@ -25,9 +27,11 @@ struct Arguments {
     /// Host that others dial, when it is not the one listened on.
     #[arg(long, env = "LANEWAY_ADVERTISE")]
     advertise: Option<String>,
-    /// Where the engine-manager answers.
-    #[arg(long, env = "LANEWAY_ENGINE_MANAGER", default_value = "http://127.0.0.1:7070")]
+    /// Where the engine-manager answers, host:port, http://host:port, or https:// with certificates for it.
+    #[arg(long, env = "LANEWAY_ENGINE_MANAGER", default_value = "127.0.0.1:7070")]
     engine_manager: String,
+    #[command(flatten)]
+    internal_tls: InternalTlsArgs,
     /// Seconds to wait for a plan.
     #[arg(long, default_value_t = 120)]
     register_patience_s: u64,
@@ -47,7 +51,15 @@ struct Arguments {
 
 #[tokio::main]
 async fn main() -> ExitCode {
-    match run(Arguments::parse()).await {
+    let arguments = Arguments::parse();
+    let tls = match arguments.internal_tls.read() {
+        Ok(tls) => tls,
+        Err(violations) => {
+            violations.iter().for_each(|violation| eprintln!("{violation}"));
+            return ExitCode::from(2);
+        }
+    };
+    match run(arguments, tls).await {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("laneway-worker: {error:#}");
@@ -62,7 +74,7 @@ async fn main() -> ExitCode {
     }
 }
 
-async fn run(arguments: Arguments) -> anyhow::Result<()> {
+async fn run(arguments: Arguments, tls: Option<InternalTls>) -> anyhow::Result<()> {
     let _telemetry = laneway_telemetry::init(TelemetryConfig {
         service: "laneway-worker",
         filter: arguments.log,
@@ -78,6 +90,7 @@ async fn run(arguments: Arguments) -> anyhow::Result<()> {
         listen: arguments.listen,
         advertise: arguments.advertise,
         engine_manager: arguments.engine_manager,
+        tls,
         devices: local_devices()?,
         register_patience: Duration::from_secs(arguments.register_patience_s),
         socket_directory: None,

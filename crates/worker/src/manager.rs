@@ -85,7 +85,7 @@ pub(crate) async fn register(
                         violations: failure.violations,
                     });
                 }
-                _ => status.message().to_owned(),
+                _ => laneway_telemetry::causes_of_status(&status),
             },
         };
         if tokio::time::Instant::now() + pause > until {

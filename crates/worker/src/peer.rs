@@ -10,6 +10,7 @@ use std::time::Duration;
 use laneway_proto::v1;
 use laneway_proto::v1::engine_manager_client::EngineManagerClient;
 use laneway_proto::v1::worker_client::WorkerClient;
+use laneway_tls::Dial;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tonic::transport::{Channel, Endpoint};
@@ -26,6 +27,9 @@ const KEEP_ALIVE: Duration = Duration::from_secs(2);
 /// Pause before the topology, or a peer that did not answer, is asked again.
 const RETRY: Duration = Duration::from_millis(200);
 
+/// Scheme of a socket of this host.
+const UNIX: &str = "unix://";
+
 /// Bytes of a call that the peer may send ahead of its reader.
 const STREAM_WINDOW_BYTES: u32 = 64 << 10;
 
@@ -39,8 +43,8 @@ pub(crate) struct Peer {
 }
 
 /// A channel to `address` that connects on its first call and notices a peer that went away.
-pub(crate) fn channel(address: &str) -> Result<Channel, tonic::transport::Error> {
-    Ok(endpoint(address)?.connect_lazy())
+pub(crate) fn channel(address: &str, dial: &Dial) -> Result<Channel, tonic::transport::Error> {
+    Ok(dial.lazy(endpoint(address)?))
 }
 
 fn endpoint(address: &str) -> Result<Endpoint, tonic::transport::Error> {
@@ -55,12 +59,16 @@ fn endpoint(address: &str) -> Result<Endpoint, tonic::transport::Error> {
 
 /// A channel with room for what `n_streams` calls may hold unread, so that callers who do not read cannot keep the
 /// rest of them from their audio.
-fn shared_channel(address: &str, n_streams: u32) -> Result<Channel, tonic::transport::Error> {
+fn shared_channel(address: &str, n_streams: u32, dial: &Dial) -> Result<Channel, tonic::transport::Error> {
     let room = n_streams.saturating_add(1).saturating_mul(STREAM_WINDOW_BYTES);
     let endpoint = endpoint(address)?
         .initial_stream_window_size(STREAM_WINDOW_BYTES)
         .initial_connection_window_size(room.min(MAX_WINDOW_BYTES));
-    Ok(endpoint.connect_lazy())
+    // The kernel keeps a socket of this host to its user; it has no name that a certificate could be for.
+    match address.starts_with(UNIX) {
+        true => Ok(endpoint.connect_lazy()),
+        false => Ok(dial.lazy(endpoint)),
+    }
 }
 
 /// Keep `peer` at the serving worker of `rank` until the token is cancelled; at its socket, where it has one on this
@@ -68,7 +76,7 @@ fn shared_channel(address: &str, n_streams: u32) -> Result<Channel, tonic::trans
 pub(crate) async fn follow(
     manager: EngineManagerClient<Channel>,
     (rank, socket): (u32, Option<PathBuf>),
-    n_streams: u32,
+    (n_streams, dial): (u32, Dial),
     peer: watch::Sender<Option<Peer>>,
     token: CancellationToken,
 ) {
@@ -76,7 +84,7 @@ pub(crate) async fn follow(
     let both = async {
         tokio::join!(
             watch_topology(manager, rank, &named),
-            hold(names, socket, n_streams, &peer)
+            hold(names, socket, (n_streams, &dial), &peer)
         )
     };
     token.run_until_cancelled(both).await;
@@ -126,7 +134,7 @@ fn apply(topology: &v1::Topology, rank: u32, named: &watch::Sender<Option<String
 async fn hold(
     mut names: watch::Receiver<Option<String>>,
     socket: Option<PathBuf>,
-    n_streams: u32,
+    calls: (u32, &Dial),
     peer: &watch::Sender<Option<Peer>>,
 ) {
     loop {
@@ -134,7 +142,7 @@ async fn hold(
         let address = named.map(|address| reached_at(address, socket.as_deref()));
         tokio::select! {
             changed = names.changed() => if changed.is_err() { return },
-            () = stay_in_touch(address, n_streams, peer) => {}
+            () = stay_in_touch(address, calls, peer) => {}
         }
         peer.send_replace(None);
     }
@@ -143,15 +151,19 @@ async fn hold(
 /// A worker of this host by its socket, any other by its address.
 fn reached_at(address: String, socket: Option<&Path>) -> String {
     match socket.filter(|path| path.exists()) {
-        Some(path) => format!("unix://{}", path.display()),
+        Some(path) => format!("{UNIX}{}", path.display()),
         None => address,
     }
 }
 
 /// `peer` is there while it says that it serves, over the connection that requests take. Never returns.
-async fn stay_in_touch(address: Option<String>, n_streams: u32, peer: &watch::Sender<Option<Peer>>) {
+async fn stay_in_touch(
+    address: Option<String>,
+    (n_streams, dial): (u32, &Dial),
+    peer: &watch::Sender<Option<Peer>>,
+) {
     let channel = address.as_deref().map(|address| {
-        shared_channel(address, n_streams).inspect_err(
+        shared_channel(address, n_streams, dial).inspect_err(
             |error| tracing::error!(%error, address, "a worker registered an address that cannot be dialled"),
         )
     });
@@ -159,9 +171,23 @@ async fn stay_in_touch(address: Option<String>, n_streams: u32, peer: &watch::Se
         return std::future::pending().await;
     };
     let mut health = HealthClient::new(channel.clone());
+    let mut told = false;
     loop {
         let service = "laneway.v1.Worker".to_owned();
-        if let Ok(response) = health.watch(HealthCheckRequest { service }).await {
+        let watched = health.watch(HealthCheckRequest { service }).await;
+        if let Err(status) = &watched {
+            // Once: it is asked again many times a minute.
+            if !std::mem::replace(&mut told, true) {
+                let error = laneway_telemetry::causes_of_status(status);
+                tracing::warn!(
+                    address,
+                    error,
+                    "no answer from the peer at the other end of the edge"
+                );
+            }
+        }
+        if let Ok(response) = watched {
+            told = false;
             let mut updates = response.into_inner();
             while let Ok(Some(update)) = updates.message().await {
                 let serves = update.status() == ServingStatus::Serving;
@@ -179,6 +205,10 @@ async fn stay_in_touch(address: Option<String>, n_streams: u32, peer: &watch::Se
 #[cfg(test)]
 mod tests {
     use super::*;
+    use laneway_tls::{ClientFiles, ClientTls, Incoming};
+    use tokio::net::{TcpListener, UnixListener};
+    use tokio_stream::wrappers::UnixListenerStream;
+    use tonic::transport::Server;
 
     fn topology(workers: &[(u32, &str, v1::WorkerState)]) -> v1::Topology {
         let worker = |(rank, address, state): &(u32, &str, v1::WorkerState)| v1::WorkerInfo {
@@ -191,6 +221,35 @@ mod tests {
             version: 1,
             workers: workers.iter().map(worker).collect(),
         }
+    }
+
+    #[tokio::test]
+    async fn a_socket_of_this_host_stays_plain_where_addresses_are_encrypted() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("s");
+        let socket = UnixListenerStream::new(UnixListener::bind(&path).unwrap());
+        let tcp = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = format!("http://{}", tcp.local_addr().unwrap());
+        let server = || Server::builder().add_service(tonic_health::server::health_reporter().1);
+        tokio::spawn(server().serve_with_incoming(socket));
+        tokio::spawn(server().serve_with_incoming(Incoming::new(tcp, None).stream()));
+
+        let tls = ClientTls::read(ClientFiles::default()).unwrap();
+        let (open, encrypted) = (Dial::default(), Dial::from(Some(tls)));
+        let ask = async |socket: Option<&Path>, dial: &Dial| {
+            let channel = shared_channel(&reached_at(address.clone(), socket), 1, dial).unwrap();
+            let mut health = HealthClient::new(channel);
+            let answer = health.check(HealthCheckRequest::default());
+            let answer = tokio::time::timeout(Duration::from_secs(20), answer).await;
+            let answer = answer.expect("an answer, whatever it is");
+            answer.map_err(|status| laneway_telemetry::causes_of_status(&status))
+        };
+        for dial in [&open, &encrypted] {
+            ask(Some(&path), dial).await.expect("a socket takes no TLS");
+        }
+        ask(None, &open).await.expect("the address takes none either");
+        let refused = ask(None, &encrypted).await.expect_err("nothing goes to it open");
+        assert!(refused.contains("it is served without TLS"), "{refused}");
     }
 
     #[tokio::test]

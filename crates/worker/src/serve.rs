@@ -14,6 +14,7 @@ use laneway_plan::worker_plan::{Direction, EdgeKind};
 use laneway_plan::{DeviceInventory, WorkerPlan};
 use laneway_proto::v1;
 use laneway_proto::v1::engine_manager_client::EngineManagerClient;
+use laneway_tls::{Dial, InternalTls};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
@@ -43,8 +44,10 @@ pub struct WorkerConfig {
     pub listen: SocketAddr,
     /// Host that others dial; the one that it listens on when absent.
     pub advertise: Option<String>,
-    /// Where the engine-manager answers, `http://host:port`.
+    /// Where the engine-manager answers, `host:port` or a whole URI.
     pub engine_manager: String,
+    /// What every connection with another role is encrypted with; none is without it.
+    pub tls: Option<InternalTls>,
     /// What this machine has.
     pub devices: DeviceInventory,
     /// How long it may take to get a plan.
@@ -104,13 +107,15 @@ impl WorkerServer {
             listeners,
             local_addr,
         } = self;
+        let dial = Dial::from(config.tls.as_ref().map(|tls| tls.client.clone()));
+        let _certificates = config.tls.as_ref().map(InternalTls::watch);
         let host = config
             .advertise
             .clone()
             .unwrap_or_else(|| local_addr.ip().to_string());
         let address = match host.parse::<std::net::Ipv6Addr>() {
-            Ok(v6) => format!("http://[{v6}]:{}", local_addr.port()),
-            Err(_) => format!("http://{host}:{}", local_addr.port()),
+            Ok(v6) => format!("{}://[{v6}]:{}", dial.scheme(), local_addr.port()),
+            Err(_) => format!("{}://{host}:{}", dial.scheme(), local_addr.port()),
         };
         let worker_id = format!("{host}:{}:{}", local_addr.port(), std::process::id());
 
@@ -126,14 +131,18 @@ impl WorkerServer {
         let close = ended.child_token();
         let mut server = tokio::spawn(listen::serve(
             listeners,
+            config.tls.map(|tls| tls.server),
             service.clone(),
             state.subscribe(),
             close.clone(),
         ));
 
+        let manager = dial
+            .uri(&config.engine_manager)
+            .context("find the engine-manager")?;
         let client = EngineManagerClient::new(
-            peer::channel(&config.engine_manager)
-                .with_context(|| format!("dial the engine-manager at {}", config.engine_manager))?,
+            peer::channel(&manager.to_string(), &dial)
+                .with_context(|| format!("dial the engine-manager at {manager}"))?,
         );
         let life = Life {
             identity: Identity {
@@ -146,6 +155,7 @@ impl WorkerServer {
             service,
             state,
             socket_directory: config.socket_directory,
+            dial,
             ended: ended.clone(),
         };
         let outcome = life.run(load, config.register_patience, shutdown).await;
@@ -174,6 +184,7 @@ struct Life {
     service: WorkerService,
     state: watch::Sender<State>,
     socket_directory: Option<PathBuf>,
+    dial: Dial,
     ended: CancellationToken,
 }
 
@@ -327,7 +338,7 @@ impl Life {
         tokio::spawn(peer::follow(
             self.client.clone(),
             (edge.peer_rank, socket),
-            plan.max_rows + plan.max_queue,
+            (plan.max_rows + plan.max_queue, self.dial.clone()),
             peer,
             self.ended.clone(),
         ));

@@ -13,7 +13,7 @@ const ENGINE: &str = "crates/engine/tests/engine/";
 type Place = (&'static str, &'static str, &'static str);
 
 /// Situation, answer, tests.
-const ROWS: [(&str, &[Place]); 16] = [
+const ROWS: [(&str, &[Place]); 17] = [
     (
         "a text with no letter and no digit: INVALID_ARGUMENT (400), naming the field; \"8...\" speaks",
         &[
@@ -364,6 +364,22 @@ const ROWS: [(&str, &[Place]); 16] = [
                 GATEWAY,
                 "binary.rs",
                 "a_wrong_configuration_exits_2_and_names_everything",
+            ),
+        ],
+    ),
+    (
+        "no TLS or a wrong certificate where one is asked for: refused, and told what to write; a new one on disk: taken",
+        &[
+            (
+                SYSTEM,
+                "tls.rs",
+                "roles_on_their_own_speak_to_each_other_over_mutual_tls",
+            ),
+            (SYSTEM, "tls.rs", "certificates_are_replaced_without_a_restart"),
+            (
+                GATEWAY,
+                "tls.rs",
+                "a_stream_goes_on_while_the_certificate_changes",
             ),
         ],
     ),

@@ -104,6 +104,15 @@ fn crates_know_only_what_their_place_allows() -> anyhow::Result<()> {
             &["laneway-device", "laneway-engine", "laneway-models", "cudarc"],
         ),
         (
+            "laneway-tls",
+            &[
+                "laneway-proto",
+                "laneway-plan",
+                "laneway-device",
+                "laneway-engine",
+            ],
+        ),
+        (
             "laneway-audio",
             &["tonic", "prost", "laneway-device", "laneway-engine"],
         ),
@@ -120,7 +129,7 @@ fn crates_know_only_what_their_place_allows() -> anyhow::Result<()> {
 
 #[test]
 fn the_wire_and_the_driver_have_their_crates() -> anyhow::Result<()> {
-    // The integration tests are callers, and telemetry carries traces in the metadata of calls.
+    // The integration tests are callers, telemetry carries traces in the metadata of calls, and tls their connections.
     let wire = [
         "laneway-proto",
         "laneway-engine-manager",
@@ -128,6 +137,7 @@ fn the_wire_and_the_driver_have_their_crates() -> anyhow::Result<()> {
         "laneway-gateway",
         "laneway-cli",
         "laneway-telemetry",
+        "laneway-tls",
         "laneway-integration-tests",
     ];
     for (name, dependencies) in named()? {

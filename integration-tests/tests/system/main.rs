@@ -12,6 +12,7 @@ mod metrics;
 mod openai;
 mod soak;
 mod speech;
+mod tls;
 mod top;
 mod traces;
 mod voices;

@@ -10,10 +10,10 @@ use laneway_proto::v1;
 use laneway_proto::v1::speech_client::SpeechClient;
 use laneway_proto::v1::synthesize_response::Event;
 use tokio::task::JoinSet;
-use tonic::transport::Channel;
 
 use super::sentences::{self, Line};
 use crate::client;
+use crate::client::Channel;
 use crate::say::VoiceArguments;
 
 /// A 16-bit sample above this can be heard (−40 dBFS).

@@ -11,18 +11,24 @@ use laneway_plan::mps::PIPE_VARIABLE;
 use tokio::process::Command;
 use tracing::level_filters::LevelFilter;
 
+use super::Manager;
 use crate::config::ConfigArguments;
 
 /// This program, also when another build has taken the place of its file.
 pub(super) const PROGRAM: &str = "/proc/self/exe";
 
 /// Variables of this process that mean something else in a worker.
-const NOT_FOR_WORKERS: [&str; 4] = [
+const NOT_FOR_WORKERS: [&str; 8] = [
     "LANEWAY_METRICS_LISTEN",
     laneway_plan::mps::THREADS_VARIABLE,
     laneway_plan::mps::MEMORY_VARIABLE,
     // Given beside the deployment's own flags below.
     "LANEWAY_CONFIG",
+    // Given as flags, where this process has them too: `say` and its like start roles without TLS.
+    "LANEWAY_INTERNAL_TLS_CA",
+    "LANEWAY_INTERNAL_TLS_CERT",
+    "LANEWAY_INTERNAL_TLS_KEY",
+    "LANEWAY_INTERNAL_TLS_NAME",
 ];
 
 /// Everything that the workers of a deployment are started with.
@@ -30,6 +36,7 @@ const NOT_FOR_WORKERS: [&str; 4] = [
 pub(super) struct Launch {
     config: Vec<OsString>,
     engine_manager: String,
+    tls: Vec<OsString>,
     /// By rank.
     variables: BTreeMap<u32, Vec<(&'static str, OsString)>>,
     metrics: Option<SocketAddr>,
@@ -41,7 +48,7 @@ impl Launch {
     pub(super) fn new(
         config: &ConfigArguments,
         deployment: &Deployment,
-        engine_manager: String,
+        manager: &Manager,
         pipe_directory: Option<&Path>,
         metrics: Option<SocketAddr>,
         sockets: PathBuf,
@@ -54,7 +61,8 @@ impl Launch {
         };
         Launch {
             config: config.flags(),
-            engine_manager,
+            engine_manager: manager.address.clone(),
+            tls: manager.tls_flags.clone(),
             variables: deployment.ranks.iter().map(of_rank).collect(),
             metrics,
             sockets,
@@ -72,6 +80,7 @@ impl Launch {
             .args(["--engine-manager", &self.engine_manager])
             .arg("--socket-directory")
             .arg(&self.sockets)
+            .args(&self.tls)
             .args(&self.config);
         if let Some(address) = self.metrics_of(rank) {
             command.args(["--metrics-listen", &address.to_string()]);
@@ -125,7 +134,11 @@ mod tests {
         Launch::new(
             &config,
             served.deployment(),
-            "http://127.0.0.1:7070".into(),
+            &Manager {
+                address: "http://127.0.0.1:7070".into(),
+                dial: laneway_tls::Dial::default(),
+                tls_flags: vec!["--internal-tls-ca".into(), "ca.pem".into()],
+            },
             Some(Path::new("/tmp/mps")),
             metrics.map(|address| address.parse().unwrap()),
             "/tmp/sockets".into(),
@@ -171,6 +184,7 @@ mps:
         check(0, "CUDA_MPS_PIPE_DIRECTORY", Some("/tmp/mps"));
         check(1, "CUDA_MPS_PIPE_DIRECTORY", Some("/tmp/mps"));
         check(1, "LANEWAY_METRICS_LISTEN", None);
+        check(1, "LANEWAY_INTERNAL_TLS_CERT", None);
     }
 
     #[test]
@@ -191,6 +205,7 @@ mps:
             "{first}"
         );
         assert!(first.contains("--socket-directory /tmp/sockets"), "{first}");
+        assert!(first.contains("--internal-tls-ca ca.pem"), "{first}");
         assert!(!first.contains("metrics"), "{first}");
         let again = arguments(Some("0.0.0.0:9464"), 1, Some("127.0.0.1:4711"));
         assert!(again.contains("--listen 127.0.0.1:4711"), "{again}");

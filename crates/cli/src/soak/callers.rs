@@ -12,11 +12,11 @@ use parking_lot::Mutex;
 use rand::rngs::StdRng;
 use rand::{Rng as _, SeedableRng as _};
 use tokio::sync::oneshot;
-use tonic::transport::Channel;
 
 use super::ledger::{End, Ledger, Then};
 use crate::bench::caller;
 use crate::bench::sentences::{self, Line};
+use crate::client::Channel;
 use crate::say::VoiceArguments;
 
 /// Pause before another stream is looked for that is in its middle.

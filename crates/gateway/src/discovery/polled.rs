@@ -10,13 +10,14 @@ use std::time::Duration;
 
 use laneway_proto::v1;
 use laneway_proto::v1::worker_client::WorkerClient;
+use laneway_tls::Dial;
 use tokio::sync::watch;
 use tokio::time::MissedTickBehavior;
 use tokio_util::task::AbortOnDropHandle;
 use tonic::transport::{Channel, Uri};
 
 use super::names::{DnsName, MAX_ADDRESSES, Resolver};
-use super::{Discovery, channel, publish};
+use super::{Discovery, dialled, publish};
 use crate::config::LinkConfig;
 use crate::facts::Worker;
 
@@ -132,6 +133,7 @@ fn known(all: &[Polled]) -> Vec<Worker> {
 struct Polled {
     uri: Uri,
     client: WorkerClient<Channel>,
+    dial: Dial,
     /// As the worker there last described itself.
     last: Option<Worker>,
     n_missed: u32,
@@ -139,8 +141,10 @@ struct Polled {
 
 impl Polled {
     fn new(uri: Uri, link: &LinkConfig) -> Self {
+        let (channel, dial) = dialled(uri.clone(), link);
         Self {
-            client: WorkerClient::new(channel(uri.clone(), link)),
+            client: WorkerClient::new(channel),
+            dial,
             uri,
             last: None,
             n_missed: 0,
@@ -155,9 +159,11 @@ impl Polled {
             Ok(response) => response.into_inner(),
             Err(status) => {
                 self.n_missed = self.n_missed.saturating_add(1);
-                tracing::debug!(worker = %self.uri, n_missed = self.n_missed, error = status.message(), "no status");
-                if self.n_missed >= MAX_MISSED {
+                let error = self.dial.why(&status);
+                tracing::debug!(worker = %self.uri, n_missed = self.n_missed, error, "no status");
+                if self.n_missed == MAX_MISSED {
                     self.last = None;
+                    tracing::warn!(worker = %self.uri, error, "no worker answers here: nothing is sent to it");
                 }
                 return;
             }

@@ -7,7 +7,7 @@ use laneway_proto::v1::engine_manager_client::EngineManagerClient;
 use tokio::sync::watch;
 use tonic::transport::Uri;
 
-use super::{Discovery, channel, publish};
+use super::{Discovery, dialled, publish};
 use crate::config::LinkConfig;
 use crate::facts::Worker;
 
@@ -25,7 +25,8 @@ pub(super) struct Topology {
 impl Discovery for Topology {
     async fn run(self: Box<Self>, workers: watch::Sender<Vec<Worker>>) {
         let Self { uri, link } = *self;
-        let mut client = EngineManagerClient::new(channel(uri.clone(), &link));
+        let (channel, dial) = dialled(uri.clone(), &link);
+        let mut client = EngineManagerClient::new(channel);
         let mut backoff = link.poll_interval;
         loop {
             match client.watch_topology(v1::WatchTopologyRequest {}).await {
@@ -38,14 +39,16 @@ impl Discovery for Topology {
                             Ok(Some(topology)) => publish(&workers, checked(topology)),
                             Ok(None) => break,
                             Err(status) => {
-                                tracing::warn!(engine_manager = %uri, error = status.message(), "topology lost");
+                                let error = dial.why(&status);
+                                tracing::warn!(engine_manager = %uri, error, "topology lost");
                                 break;
                             }
                         }
                     }
                 }
                 Err(status) => {
-                    tracing::warn!(engine_manager = %uri, error = status.message(), "topology not reachable");
+                    let error = dial.why(&status);
+                    tracing::warn!(engine_manager = %uri, error, "topology not reachable");
                 }
             }
             tokio::time::sleep(backoff).await;

@@ -8,8 +8,8 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use laneway_tls::Accepted;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::net::TcpStream;
 use tokio::time::{Instant, Sleep};
 
 /// Until a new connection has said what it speaks.
@@ -22,7 +22,7 @@ const GREETING_BYTES: usize = 24;
 /// A connection with two deadlines: on its first words, and on each wait for its peer to take what is written.
 #[derive(Debug)]
 pub(crate) struct Connection {
-    stream: TcpStream,
+    stream: Accepted,
     /// Runs until enough was read or anything was written.
     greeting: Option<Pin<Box<Sleep>>>,
     n_read: usize,
@@ -34,7 +34,7 @@ pub(crate) struct Connection {
 impl Connection {
     /// Watch `stream`: a peer that does not say what it speaks for `greeting_timeout`, or takes nothing of what is
     /// written for `write_timeout`, is given up.
-    pub(crate) fn new(stream: TcpStream, greeting_timeout: Duration, write_timeout: Duration) -> Self {
+    pub(crate) fn new(stream: Accepted, greeting_timeout: Duration, write_timeout: Duration) -> Self {
         Self {
             stream,
             greeting: Some(Box::pin(tokio::time::sleep(greeting_timeout))),
@@ -121,7 +121,7 @@ impl AsyncWrite for Connection {
 mod tests {
     use super::*;
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-    use tokio::net::TcpListener;
+    use tokio::net::{TcpListener, TcpStream};
 
     const LONG: Duration = Duration::from_secs(60);
 
@@ -129,6 +129,7 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let peer = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
         let (stream, _) = listener.accept().await.unwrap();
+        let stream = Accepted::Plain(stream);
         (Connection::new(stream, greeting_timeout, write_timeout), peer)
     }
 

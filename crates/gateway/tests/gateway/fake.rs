@@ -267,6 +267,15 @@ impl FakeWorker {
     }
 
     pub(crate) fn start_at(id: &str, script: Vec<Step>, address: SocketAddr) -> Self {
+        Self::start_with(id, script, address, None)
+    }
+
+    pub(crate) fn start_with(
+        id: &str,
+        script: Vec<Step>,
+        address: SocketAddr,
+        tls: Option<laneway_tls::ServerTls>,
+    ) -> Self {
         let status = v1::WorkerStatusResponse {
             worker_id: id.into(),
             state: v1::WorkerState::Serving.into(),
@@ -303,7 +312,8 @@ impl FakeWorker {
         let address = listener.local_addr().unwrap();
         let service = v1::worker_server::WorkerServer::new(Service(shared.clone()));
         runtime.spawn(async move {
-            let incoming = TcpIncoming::from(TcpListener::from_std(listener).unwrap());
+            let listener = TcpListener::from_std(listener).unwrap();
+            let incoming = laneway_tls::Incoming::new(listener, tls).stream();
             Server::builder()
                 .add_service(service)
                 .serve_with_incoming(incoming)

@@ -20,5 +20,6 @@ mod overload;
 mod riva;
 mod sessions;
 mod streams;
+mod tls;
 mod voices;
 mod websocket;

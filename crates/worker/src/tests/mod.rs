@@ -11,6 +11,7 @@ use std::time::Duration;
 use laneway_plan::{DeviceInventory, WorkerPlan};
 use laneway_proto::v1::worker_client::WorkerClient;
 use laneway_proto::{ErrorCode, Failure, v1};
+use laneway_tls::Dial;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use tonic::transport::Channel;
@@ -57,10 +58,11 @@ impl Harness {
             devices: DeviceInventory::cpu(1 << 30),
             register_patience: PATIENCE,
             socket_directory: manager.sockets(),
+            tls: None,
         };
         let server = WorkerServer::bind(config).await.unwrap();
         let address = server.local_addr();
-        let channel = crate::peer::channel(&format!("http://{address}")).unwrap();
+        let channel = crate::peer::channel(&format!("http://{address}"), &Dial::default()).unwrap();
         let shutdown = CancellationToken::new();
         let run = tokio::spawn(server.run(load, shutdown.clone()));
         let (worker, health) = (WorkerClient::new(channel.clone()), HealthClient::new(channel));

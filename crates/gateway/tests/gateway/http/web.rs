@@ -2,9 +2,11 @@
 
 use laneway_proto::v1;
 use prost::Message as _;
+use serde_json::json;
 
+use super::client::body;
 use crate::fake::{FakeWorker, speaks};
-use crate::harness::{gateway, request};
+use crate::harness::{gateway, request, soon};
 
 #[tokio::test]
 async fn the_page_is_whole_and_loads_nothing_from_elsewhere() {
@@ -112,4 +114,46 @@ async fn browsers_call_the_same_services() {
     assert_eq!(n_chunks, 2);
     assert_eq!(finished.unwrap().frames, 3);
     assert!(trailers.unwrap().contains("grpc-status:0"));
+}
+
+/// The transport's own deadline would be of no use here: a stream of messages has begun when its first one has not come.
+#[tokio::test]
+async fn the_deadline_of_a_call_counts_while_its_first_message_is_waited_for() {
+    let worker = FakeWorker::start("a", speaks());
+    let gateway = gateway(&[&worker], |_| ()).await;
+    for method in [
+        "laneway.v1.Speech/StreamSynthesize",
+        "nvidia.riva.tts.RivaSpeechSynthesis/SynthesizeOnline",
+    ] {
+        let mut connection = gateway.connection().await;
+        let head = format!(
+            "POST /{method} HTTP/1.1\r\nhost: a\r\ncontent-type: application/grpc-web+proto\r\n\
+             grpc-timeout: 300m\r\ntransfer-encoding: chunked\r\n\r\n"
+        );
+        connection.send(head.as_bytes()).await;
+        let answer = connection.head().await;
+        assert_eq!(answer.header("grpc-status"), Some("4"), "{answer:?}");
+    }
+}
+
+/// Audio is packed already, and what a compressor gathers would come late.
+#[tokio::test]
+async fn nobody_compresses_audio_on_its_way() {
+    let worker = FakeWorker::start("a", speaks());
+    let gateway = gateway(&[&worker], |_| ()).await;
+    gateway.serving().await;
+    let asks = [("accept-encoding", "gzip, br, zstd, deflate")];
+    for format in ["pcm", "wav", "mp3"] {
+        let mut connection = gateway
+            .post(&body(json!({ "response_format": format })), &asks)
+            .await;
+        let answer = connection.answer().await;
+        assert_eq!((answer.head.status, answer.whole), (200, true));
+        assert_eq!(answer.head.header("content-encoding"), None);
+    }
+    let mut call = tonic::Request::new(request());
+    let gzip = "identity,deflate,gzip".parse().unwrap();
+    call.metadata_mut().insert("grpc-accept-encoding", gzip);
+    let answer = soon(gateway.speech().synthesize(call)).await.unwrap();
+    assert!(!answer.metadata().contains_key("grpc-encoding"));
 }

@@ -1,0 +1,108 @@
+//! What files say now, and the task that looks at them.
+
+use std::fmt;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use laneway_telemetry::metric;
+use tokio::sync::watch;
+use tokio_util::task::AbortOnDropHandle;
+
+use crate::files::{TlsError, fingerprint};
+
+/// Between looks at the files.
+const POLL: Duration = Duration::from_secs(1);
+
+/// Ends the looking when it is dropped.
+#[derive(Debug)]
+pub struct Watch(#[expect(dead_code, reason = "held for its end")] AbortOnDropHandle<()>);
+
+/// Something that is made from files.
+pub(crate) trait FromFiles: fmt::Debug + Clone + Send + Sync + 'static {
+    type Made: Send + Sync + 'static;
+
+    fn paths(&self) -> Vec<&Path>;
+
+    fn read(&self) -> Result<Self::Made, TlsError>;
+}
+
+/// What was read last. Cheap to clone.
+pub(crate) struct Current<F: FromFiles> {
+    files: F,
+    made: Arc<watch::Sender<Arc<F::Made>>>,
+    /// Of the files as they were read first.
+    first: u64,
+}
+
+impl<F: FromFiles> Clone for Current<F> {
+    fn clone(&self) -> Self {
+        Self {
+            files: self.files.clone(),
+            made: self.made.clone(),
+            first: self.first,
+        }
+    }
+}
+
+impl<F: FromFiles> fmt::Debug for Current<F> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // Keys are in no log.
+        self.files.fmt(f)
+    }
+}
+
+impl<F: FromFiles> Current<F> {
+    pub(crate) fn read(files: F) -> Result<Self, TlsError> {
+        // Before the reading: what changes meanwhile is read again.
+        let first = fingerprint(files.paths().into_iter());
+        let made = Arc::new(files.read()?);
+        Ok(Self {
+            files,
+            made: Arc::new(watch::Sender::new(made)),
+            first,
+        })
+    }
+
+    pub(crate) fn files(&self) -> &F {
+        &self.files
+    }
+
+    pub(crate) fn now(&self) -> Arc<F::Made> {
+        self.made.borrow().clone()
+    }
+
+    pub(crate) fn watch(&self) -> Watch {
+        let current = self.clone();
+        Watch(AbortOnDropHandle::new(tokio::spawn(async move {
+            let mut seen = current.first;
+            loop {
+                tokio::time::sleep(POLL).await;
+                let files = current.files.clone();
+                let read = tokio::task::spawn_blocking(move || {
+                    let now = fingerprint(files.paths().into_iter());
+                    (now, (now != seen).then(|| files.read()))
+                });
+                let Ok((now, read)) = read.await else { return };
+                seen = now;
+                match read {
+                    None => {}
+                    Some(Ok(made)) => {
+                        current.made.send_replace(Arc::new(made));
+                        count("taken");
+                        tracing::info!(files = ?current.files, "certificates read again");
+                    }
+                    Some(Err(error)) => {
+                        count("kept");
+                        let error = laneway_telemetry::causes_of(&error);
+                        tracing::error!(error, "certificates not read: the last ones stay");
+                    }
+                }
+            }
+        })))
+    }
+}
+
+fn count(outcome: &'static str) {
+    metrics::counter!(metric::TLS_RELOADS, "outcome" => outcome).increment(1);
+}
