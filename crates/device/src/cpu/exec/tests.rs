@@ -417,6 +417,7 @@ fn small_conv(bench: &Bench) -> op::Conv {
             rate: 2,
         },
         pointwise: None,
+        scratch: None,
         residual: None,
         clamp: false,
         out: bench.floats("out", &[0.5; 4]),
