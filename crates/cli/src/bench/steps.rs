@@ -22,7 +22,7 @@ pub(super) struct Steps {
     busy: Vec<Busy>,
 }
 
-/// One walk; `lane` says whether it was on the chain (0) or beside it.
+/// One walk; `lane` says whether it is on the chain (0) or beside it, at the end.
 #[derive(Debug, Serialize)]
 struct Walk {
     worker: usize,
@@ -96,19 +96,20 @@ impl Steps {
 }
 
 fn walks(worker: usize, before: &v1::WorkerStatusResponse, after: &v1::WorkerStatusResponse) -> Vec<Walk> {
-    let all = |status: &v1::WorkerStatusResponse| -> BTreeMap<(u32, String), v1::WalkStatus> {
+    let all = |status: &v1::WorkerStatusResponse| -> BTreeMap<String, (u32, v1::WalkStatus)> {
         let of_lane = |lane: &v1::LaneStatus| {
             let id = lane.lane;
             lane.walks
                 .iter()
-                .map(move |walk| ((id, walk.walk.clone()), walk.clone()))
+                .map(move |walk| (walk.walk.clone(), (id, walk.clone())))
                 .collect::<Vec<_>>()
         };
         status.lanes.iter().flat_map(of_lane).collect()
     };
+    // By name alone: a walk under `lane: auto` takes its counts along when it moves.
     let before = all(before);
-    let delta = |((lane, walk), now): ((u32, String), v1::WalkStatus)| {
-        let then = before.get(&(lane, walk.clone())).cloned().unwrap_or_default();
+    let delta = |(walk, (lane, now)): (String, (u32, v1::WalkStatus))| {
+        let (_, then) = before.get(&walk).cloned().unwrap_or_default();
         let steps = now.steps.saturating_sub(then.steps);
         let mean = |now: u64, then: u64| now.saturating_sub(then) as f64 / steps as f64;
         (steps > 0).then(|| Walk {
@@ -121,7 +122,9 @@ fn walks(worker: usize, before: &v1::WorkerStatusResponse, after: &v1::WorkerSta
             host_us: mean(now.host_us_total, then.host_us_total),
         })
     };
-    all(after).into_iter().filter_map(delta).collect()
+    let mut walks: Vec<_> = all(after).into_iter().filter_map(delta).collect();
+    walks.sort_by_key(|walk| walk.lane);
+    walks
 }
 
 #[cfg(test)]
@@ -172,6 +175,17 @@ mod tests {
         assert_eq!(steps.chain_host_us, Some(100.0));
         assert_eq!(steps.parks, 200);
         assert_eq!((steps.busy[1].lane, steps.busy[1].share), (1, 0.4));
+    }
+
+    #[test]
+    fn a_walk_that_moved_meanwhile_counts_from_where_it_was() {
+        let before = [status([100, 800, 300_000], [10, 20, 5000], 4000)];
+        let mut after = [status([300, 2400, 700_000], [60, 420, 105_000], 24_000)];
+        let codec = after[0].lanes[1].walks.remove(0);
+        after[0].lanes[0].walks.push(codec);
+        let steps = Steps::between(&before, &after).unwrap();
+        let codec = steps.walks.iter().find(|walk| walk.walk == CODEC_CHUNK).unwrap();
+        assert_eq!((codec.lane, codec.steps, codec.rows_per_step), (0, 50, 8.0));
     }
 
     #[test]
