@@ -38,6 +38,7 @@ impl Load {
                 smooth(&mut self.width, items as f64 / rows.max(1) as f64, WIDTH_MEMORY);
                 self.width_bucket = bucket(&WIDTH, self.width, self.width_bucket);
             }
+            SeenStep::Begin { .. } => {}
         }
     }
 
@@ -118,6 +119,8 @@ struct Estimate {
     advance: Mean,
     /// Seconds of the node for an item, over the items of its steps.
     per_item: Mean,
+    /// Seconds of the chain for a request that begins.
+    per_begin: Mean,
     beside: Mean,
     alone: Mean,
     last_try: Option<Duration>,
@@ -127,6 +130,10 @@ struct Estimate {
 #[derive(Debug)]
 pub(super) struct Cell {
     arms: Vec<Estimate>,
+    /// Requests that begin for each loop step of the chain, whatever the arm.
+    begins: Mean,
+    /// Those since the last one.
+    begun: usize,
     /// What the arm in use cost when it was last compared with the others.
     compared: Option<f64>,
 }
@@ -134,11 +141,14 @@ pub(super) struct Cell {
 /// Steps below which a mean says nothing.
 const LEAST_STEPS: f64 = 8.0;
 const LEAST_NODE_STEPS: f64 = 2.0;
+const LEAST_BEGINS: f64 = 2.0;
 
 impl Cell {
     pub(super) fn new(n_arms: usize) -> Self {
         Self {
             arms: vec![Estimate::default(); n_arms],
+            begins: Mean::default(),
+            begun: 0,
             compared: None,
         }
     }
@@ -152,6 +162,8 @@ impl Cell {
                 rows,
                 beside,
             } => {
+                self.begins.add(self.begun as f64, CHAIN_MEMORY);
+                self.begun = 0;
                 estimate.step.add(seconds, CHAIN_MEMORY);
                 let advance = rows as f64 / wanting.max(rows).max(1) as f64;
                 estimate.advance.add(advance, CHAIN_MEMORY);
@@ -162,6 +174,10 @@ impl Cell {
                 };
                 split.add(seconds, CHAIN_MEMORY);
             }
+            SeenStep::Begin { rows } => {
+                self.begun += rows;
+                estimate.per_begin.add(seconds / rows.max(1) as f64, NODE_MEMORY);
+            }
             SeenStep::Node { items, .. } => estimate.per_item.add(seconds / items.max(1) as f64, NODE_MEMORY),
         }
     }
@@ -170,11 +186,21 @@ impl Cell {
     /// items; `None`: not known.
     pub(super) fn cost(&self, arm: usize, wanting: f64) -> Option<f64> {
         let estimate = &self.arms[arm];
-        let chain = estimate.step.known(LEAST_STEPS)? / estimate.advance.value.max(1e-3);
+        let begins = self.begins.value * self.per_begin(arm);
+        let chain = (estimate.step.known(LEAST_STEPS)? + begins) / estimate.advance.value.max(1e-3);
         let node = estimate.per_item.known(LEAST_NODE_STEPS)? * wanting;
         Some(match arm {
             ON_CHAIN => chain + node,
             _ => chain.max(node),
+        })
+    }
+
+    /// Of an arm under which none began yet: what it costs under the others.
+    fn per_begin(&self, arm: usize) -> f64 {
+        let known = |estimate: &Estimate| estimate.per_begin.known(LEAST_BEGINS);
+        known(&self.arms[arm]).unwrap_or_else(|| {
+            let others: Vec<f64> = self.arms.iter().filter_map(known).collect();
+            others.iter().sum::<f64>() / others.len().max(1) as f64
         })
     }
 
@@ -194,6 +220,7 @@ impl Cell {
         estimate.step.age(f64::from(super::TRY_STEPS));
         estimate.advance.age(f64::from(super::TRY_STEPS));
         estimate.per_item.age(f64::from(super::TRY_NODE_STEPS));
+        estimate.per_begin.age(f64::from(super::TRY_NODE_STEPS));
     }
 
     pub(super) fn compared(&mut self, cost: f64) {

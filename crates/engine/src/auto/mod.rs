@@ -3,9 +3,10 @@
 //! replayed (see the tests).
 //!
 //! An *arm* is a way to run the node: arm 0 on the chain, the others on its lane, each in a partition or in none.
-//! What counts is the time in which every request that wants to advance by a frame has done so and the node has
-//! kept up: on the chain the two add up, beside each other the slower one decides. Costs depend on the load, so
-//! each *cell* (about so many requests, windows about so wide) has estimates of its own.
+//! What counts is the time in which every request that wants to advance by a frame has done so, those that end have been
+//! followed by others, and the node has kept up: on the chain all of it adds up, beside each other the slower one
+//! decides. How many requests begin is the load's and not the arm's. Costs depend on the load, so each *cell* (about so
+//! many requests, windows about so wide) has estimates of its own.
 //!
 //! An arm that is not used is not measured, so it is tried from time to time: the worse it was, the more rarely,
 //! so that trying costs less than [`TRY_BUDGET`] of the time. Another arm is adopted only when it is better by
@@ -71,6 +72,8 @@ pub(crate) enum SeenStep {
         /// The node ran beside it.
         beside: bool,
     },
+    /// Another step of the chain: requests that begin.
+    Begin { rows: usize },
     /// A step of the node.
     Node { rows: usize, items: usize },
 }
@@ -180,6 +183,7 @@ impl Chooser {
             return;
         }
         let of_chain = matches!(seen.step, SeenStep::Chain { .. });
+        let of_node = matches!(seen.step, SeenStep::Node { .. });
         if self.unsettled > 0 {
             self.unsettled -= u32::from(of_chain);
             return;
@@ -188,7 +192,7 @@ impl Chooser {
         self.cells[self.load.cell()].observe(seen);
         if let Some(trying) = &mut self.trying {
             trying.steps += u32::from(of_chain);
-            trying.node_steps += u32::from(!of_chain);
+            trying.node_steps += u32::from(of_node);
         }
     }
 

@@ -157,6 +157,8 @@ impl Core {
                     rows: rows.len(),
                     items: rows.iter().map(|row| row.window.items.len()).sum(),
                 },
+                WalkKind::Stream => continue,
+                _ if info.lane == CHAIN => SeenStep::Begin { rows: rows.len() },
                 _ => continue,
             };
             let arm = auto.in_force;
