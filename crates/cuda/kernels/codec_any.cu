@@ -174,7 +174,7 @@ CONV_TO_ONE(conv_to_one_f32, AS_F32)
 // old state. A block takes 32 channels of one window, 64 rows at a time: all are read before any is written, and
 // what later rows still need lies behind what has been written.
 
-extern "C" __global__ void __launch_bounds__(256)
+extern "C" __global__ void __launch_bounds__(256, 4)
     conv_state(const float* x, const float* alpha, const float* inv_beta, void* state, int state_as, i64 slot_stride,
                int slots, const int* windows, int count, int rate, int rows, int channels, int past, int quick) {
     release_dependents();
@@ -184,9 +184,11 @@ extern "C" __global__ void __launch_bounds__(256)
     const bool active = channel < channels;
     const float al = alpha && active ? alpha[channel] : 0.0f, be = alpha && active ? inv_beta[channel] : 0.0f;
     // Most windows of a captured step do not exist: a block looks at several.
+#pragma unroll 1
     for (int item = BLOCK_Y; item < count; item += gridDim.y) {
         const Window window = read_window(streams, item);
         if (window.rows == 0) continue;
+#pragma unroll 1
         for (int first = 0; first < past; first += 64) {
             float v[8];
 #pragma unroll

@@ -371,5 +371,4 @@ __device__ __forceinline__ void conv_warpgroup(const float* x, const bf16_t* w, 
             WarpgroupCut{slices, blocks, chunk, buffers, staged, pitch}, ConvEpilogue{bias, residual, out, clamp}); \
     }
 CONV_WARPGROUP(2, 1, 32)
-CONV_WARPGROUP(2, 4, 32)
 CONV_WARPGROUP(2, 1, 160)

@@ -22,6 +22,7 @@ const REGISTERS: &[(&str, usize)] = &[
     ("codec_wgmma", 128),
     ("codec_unit", 128),
     ("codec_ring", 128),
+    ("codec_staged", 168),
     ("clip", 96),
 ];
 

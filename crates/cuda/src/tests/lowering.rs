@@ -68,6 +68,7 @@ fn every_operation_lowers_to_launches_that_the_kernels_of_sm_90a_take() {
         (Products::F32, 132, Sizes::Small, None),
         // A small partition.
         (Products::Bf16, 8, Sizes::True, Some("Gemm")),
+        (Products::Bf16, 8, Sizes::True, Some("Conv")),
     ];
     let seen = lower_all("sm_90a", 90, 227, &passes);
     assert!(seen.problems.is_empty(), "{:#?}", seen.problems);

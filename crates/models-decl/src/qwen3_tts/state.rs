@@ -83,17 +83,26 @@ pub(super) fn talker_row_bytes(configs: &Configs) -> u64 {
     (cache + activations + logits) * WORD_BYTES
 }
 
-/// Workspace of one codec pass, in f32: three of the widest activations, a ConvNeXt block's inner one, and the
-/// transformer's.
+/// Rows that a residual unit carries, at most: six taps of dilation nine.
+const MOST_PAST: u64 = 54;
+
+/// Workspace of one codec pass, in f32: two of the widest activations, the scratch of its convolutions, a ConvNeXt block's
+/// inner one, and the transformer's.
 pub(super) fn codec_workspace_bytes(config: &CodecDecoderConfig, pass_frames: u32) -> u64 {
     let latent_rate: u64 = config.upsampling_ratios.iter().copied().map(u64::from).product();
     let mut rate = latent_rate;
     let mut channels = config.decoder_dim;
     let mut widest = rate * u64::from(config.latent_dim.max(channels));
+    // Where it needs most, a convolution of a window for each frame: its inputs in 16 bits behind those that are carried,
+    // of a residual unit twice.
+    let staged = |rate: u64, past: u64, channels: u32| ((rate + past) * u64::from(channels)).div_ceil(2);
+    let mut scratch = staged(1, 2, config.codebook_dim).max(staged(rate, 6, config.latent_dim));
     for &up in &config.upsample_rates {
+        scratch = scratch.max(staged(rate, 1, channels));
         rate *= u64::from(up);
         channels /= 2;
         widest = widest.max(rate * u64::from(channels));
+        scratch = scratch.max(staged(rate, MOST_PAST, 2 * channels));
     }
     let q = u64::from(config.num_attention_heads * config.head_dim);
     let kv = u64::from(config.num_key_value_heads * config.head_dim);
@@ -101,7 +110,7 @@ pub(super) fn codec_workspace_bytes(config: &CodecDecoderConfig, pass_frames: u3
         3 * q + 2 * kv + 2 * u64::from(config.hidden_size) + 3 * u64::from(config.intermediate_size);
     let convnext = latent_rate * u64::from(CONVNEXT_FACTOR * config.latent_dim);
     let around = u64::from(2 * config.codebook_dim + config.latent_dim);
-    u64::from(pass_frames) * (3 * widest + convnext + transformer + around + rate) * WORD_BYTES
+    u64::from(pass_frames) * (2 * widest + scratch + convnext + transformer + around + rate) * WORD_BYTES
 }
 
 /// Steps whose results are staged for the host at once.

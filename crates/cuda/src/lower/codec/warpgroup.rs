@@ -37,15 +37,12 @@ impl Tile {
 }
 
 const FEW: Tile = Tile { units: 1, unit: 32 };
-/// Rates that 32 divides.
-const UNITS: Tile = Tile { units: 4, unit: 32 };
 /// Rates that 160 divides.
 const RUN: Tile = Tile { units: 1, unit: 160 };
 
 /// Kernels by taps and tile, and what channels they take at a time.
 const KERNELS: &[(usize, Tile, usize, &str)] = &[
     (2, FEW, 64, "conv_warpgroup_2_1x32"),
-    (2, UNITS, 64, "conv_warpgroup_2_4x32"),
     (2, RUN, 32, "conv_warpgroup_2_1x160"),
 ];
 
@@ -90,10 +87,6 @@ pub(super) fn conv(op: &op::Conv, target: Target) -> Option<Launch> {
         return None;
     }
     let slices = slices(op.c_in, op.w.k);
-    let wide = match op.windows.rate.is_multiple_of(RUN.unit) {
-        true => RUN,
-        false => UNITS,
-    };
     // Blocks of a cluster each take one slice, or four, or there is one with all.
     let clusters: &[usize] = match slices {
         1 => &[1],
@@ -102,7 +95,7 @@ pub(super) fn conv(op: &op::Conv, target: Target) -> Option<Launch> {
     };
     let mut best: Option<Plan> = None;
     for &(taps, tile, pass, kernel) in KERNELS {
-        if taps != op.taps || ![wide, FEW].contains(&tile) {
+        if taps != op.taps || !op.windows.rate.is_multiple_of(tile.unit) {
             continue;
         }
         for &cluster in clusters {

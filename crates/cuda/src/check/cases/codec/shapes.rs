@@ -70,6 +70,14 @@ const fn whole(shape: Shape) -> Shape {
     Shape { unit: true, ..shape }
 }
 
+/// So many rows that wide tiles are worth their while.
+const fn many(shape: Shape) -> Shape {
+    Shape {
+        frames: &[40, 28, 32],
+        ..shape
+    }
+}
+
 /// A block's transposed convolution.
 const fn transposed(channels: usize, up: usize, rate: usize) -> Shape {
     Shape {
@@ -167,6 +175,8 @@ pub(super) const RELEASED: &[Shape] = &[
     whole(unit(96, 1920, 1)),
     whole(unit(96, 1920, 3)),
     whole(unit(96, 1920, 9)),
+    many(whole(unit(384, 160, 9))),
+    many(transposed(192, 4, 160)),
     padded(whole(unit(96, 1920, 9))),
     padded(unit(384, 160, 3)),
     padded(exit(96, 1920)),
