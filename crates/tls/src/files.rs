@@ -25,7 +25,7 @@ pub struct Identity {
 #[derive(Debug, thiserror::Error)]
 pub enum TlsError {
     /// It cannot be read.
-    #[error("read {}", path.display())]
+    #[error("read {}", shown(path))]
     Unreadable {
         /// The file.
         path: PathBuf,
@@ -33,7 +33,7 @@ pub enum TlsError {
         source: std::io::Error,
     },
     /// It is no PEM, or not of the kind that is wanted.
-    #[error("{} holds no {wanted} in PEM", path.display())]
+    #[error("{} holds no {wanted} in PEM", shown(path))]
     Empty {
         /// The file.
         path: PathBuf,
@@ -46,7 +46,7 @@ pub enum TlsError {
     )]
     Name(String),
     /// What it holds cannot be taken.
-    #[error("{} cannot be used: {problem}", path.display())]
+    #[error("{} cannot be used: {problem}", shown(path))]
     Unusable {
         /// The file.
         path: PathBuf,
@@ -65,6 +65,30 @@ impl TlsError {
             TlsError::Name(_) => None,
         }
     }
+}
+
+/// A path as it is said. Who gives a key where its file belongs does not read it in a log.
+pub(crate) fn shown(path: &Path) -> String {
+    let path = path.display().to_string();
+    if path.contains("-----BEGIN") {
+        return "what was given, which is no name of a file but what belongs into one,".to_owned();
+    }
+    path
+}
+
+/// What is wrong with a PEM, without a word of it: the library's own texts quote lines, which may be a key.
+fn malformed(path: &Path, error: &pem::Error) -> TlsError {
+    let problem = match error {
+        pem::Error::MissingSectionEnd { .. } => {
+            "a section has no end; write it with its lines as they were made"
+        }
+        pem::Error::IllegalSectionStart { .. } => {
+            "the line that begins a section is malformed; write it with its lines as they were made"
+        }
+        pem::Error::Base64Decode(_) => "a section is no base64",
+        _ => "it is no PEM",
+    };
+    unusable(path, &problem)
 }
 
 /// As a name that a certificate may be for.
@@ -100,7 +124,7 @@ fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
             path: path.to_owned(),
             wanted: "certificate",
         }),
-        Err(error) => Err(unusable(path, &error)),
+        Err(error) => Err(malformed(path, &error)),
     }
 }
 
@@ -122,7 +146,7 @@ impl Identity {
                 path: self.key.clone(),
                 wanted: "private key",
             },
-            error => unusable(&self.key, &error),
+            error => malformed(&self.key, &error),
         })?;
         Ok((certificates, key))
     }
@@ -131,7 +155,7 @@ impl Identity {
     pub(crate) fn mismatch(&self, error: &rustls::Error) -> TlsError {
         match error {
             rustls::Error::InconsistentKeys(_) => {
-                let certificate = self.certificate.display();
+                let certificate = shown(&self.certificate);
                 unusable(&self.key, &format!("it is not the key of {certificate}"))
             }
             error => unusable(&self.certificate, error),
@@ -155,4 +179,53 @@ pub(crate) fn fingerprint<'a>(paths: impl Iterator<Item = &'a Path>) -> u64 {
         bytes(path).unwrap_or_default().hash(&mut hasher);
     }
     hasher.finish()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{Authority, Valid};
+
+    /// What a log says of an identity whose files hold this.
+    fn said(text: &str) -> String {
+        let ours = Authority::new();
+        let identity = ours.issue("a", &["a"], Valid::Now);
+        std::fs::write(&identity.key, text).expect("the directory is there");
+        let of_key = identity.read().expect_err("it is no key");
+        std::fs::write(&identity.certificate, text).expect("the directory is there");
+        let of_certificate = identity.read().expect_err("it is no certificate");
+        [of_key, of_certificate]
+            .map(|error| laneway_telemetry::causes_of(&error))
+            .join("; ")
+    }
+
+    #[test]
+    fn no_word_of_a_malformed_key_is_said() {
+        let secret = "MIGHAgEAMBMGByqGSM49";
+        for text in [
+            format!("-----BEGIN PRIVATE KEY-----\\n{secret}\\n-----END PRIVATE KEY-----\\n"),
+            format!("-----BEGIN PRIVATE KEY----- {secret} -----END PRIVATE KEY-----"),
+            format!("-----BEGIN PRIVATE KEY-----\n{secret}\n"),
+            format!("-----BEGIN PRIVATE KEY-----\n{secret}!\n-----END PRIVATE KEY-----\n"),
+            format!("-----BEGIN PRIVATE KEY\n{secret}\n-----END PRIVATE KEY-----\n"),
+        ] {
+            let said = said(&text);
+            // The library quotes bytes as numbers.
+            let numbers: Vec<_> = secret.bytes().take(4).map(|byte| byte.to_string()).collect();
+            assert!(
+                !said.contains("MIGH") && !said.contains(&numbers.join(", ")),
+                "{text:?}: {said}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_key_that_is_given_for_its_file_is_not_said() {
+        let error = authorities(Path::new("-----BEGIN PRIVATE KEY-----\nMIGH")).expect_err("no such file");
+        let said = laneway_telemetry::causes_of(&error);
+        assert!(
+            !said.contains("MIGH") && said.contains("no name of a file"),
+            "{said}"
+        );
+    }
 }

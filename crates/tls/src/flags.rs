@@ -98,8 +98,7 @@ pub struct ClientTlsArgs {
 }
 
 fn shown(path: &Option<PathBuf>) -> String {
-    path.as_ref()
-        .map_or_else(String::new, |path| path.display().to_string())
+    path.as_deref().map_or_else(String::new, crate::files::shown)
 }
 
 fn incomplete(flag: &'static str, missing: &str) -> Vec<Violation> {
