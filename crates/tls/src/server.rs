@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use rustls::ServerConfig;
-use rustls::server::WebPkiClientVerifier;
+use rustls::server::{NoServerSessionStorage, WebPkiClientVerifier};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
@@ -77,6 +77,11 @@ impl FromFiles for ServerFiles {
             .with_single_cert(chain, key)
             .map_err(|error| self.identity.mismatch(&error))?;
         config.alpn_protocols = self.protocols.names();
+        if self.client_authority.is_some() {
+            // A session that is taken up again shows no certificate: one that has expired would be let in for ever.
+            config.session_storage = Arc::new(NoServerSessionStorage {});
+            config.send_tls13_tickets = 0;
+        }
         Ok(Arc::new(config))
     }
 }
@@ -106,5 +111,80 @@ impl ServerTls {
     ) -> Result<TlsStream<TcpStream>, (io::Error, TcpStream)> {
         let acceptor = TlsAcceptor::from((*self.0.now()).clone());
         acceptor.accept(stream).into_fallible().await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rustls::{ClientConnection, HandshakeKind, ServerConnection, SupportedProtocolVersion};
+
+    use super::*;
+    use crate::testing::{Authority, Valid};
+
+    /// How the second of two connections of one client came about.
+    fn second(
+        files: &ServerFiles,
+        ours: &Authority,
+        version: &'static SupportedProtocolVersion,
+    ) -> HandshakeKind {
+        let server = files.read().expect("the files are whole");
+        let identity = ours.issue("client", &["client"], Valid::Now);
+        let (chain, key) = identity.read().expect("it was just issued");
+        let client = rustls::ClientConfig::builder_with_provider(provider())
+            .with_protocol_versions(&[version])
+            .expect("the provider has both versions")
+            .with_root_certificates(authorities(&ours.file()).expect("it was just written"))
+            .with_client_auth_cert(chain, key)
+            .expect("they belong together");
+        let mut client_config = client;
+        client_config.alpn_protocols = vec![b"h2".to_vec()];
+        let client_config = Arc::new(client_config);
+        let connect = || {
+            let name = name_of("server").expect("a name");
+            let mut client = ClientConnection::new(client_config.clone(), name).expect("a client");
+            let mut server = ServerConnection::new(server.clone()).expect("a server");
+            // What either has to say goes to the other, tickets behind the handshake included.
+            while client.wants_write() || server.wants_write() {
+                let mut wire = Vec::new();
+                while client.wants_write() {
+                    client.write_tls(&mut wire).expect("memory takes it");
+                }
+                let mut wire = &wire[..];
+                while !wire.is_empty() {
+                    server.read_tls(&mut wire).expect("memory gives it");
+                    server.process_new_packets().expect("the client is let in");
+                }
+                let mut wire = Vec::new();
+                while server.wants_write() {
+                    server.write_tls(&mut wire).expect("memory takes it");
+                }
+                let mut wire = &wire[..];
+                while !wire.is_empty() {
+                    client.read_tls(&mut wire).expect("memory gives it");
+                    client.process_new_packets().expect("the server is trusted");
+                }
+            }
+            server.handshake_kind().expect("it is over")
+        };
+        connect();
+        connect()
+    }
+
+    #[test]
+    fn a_certificate_is_looked_at_with_every_connection() {
+        let ours = Authority::new();
+        let files = |client_authority| ServerFiles {
+            identity: ours.issue("server", &["server"], Valid::Now),
+            client_authority,
+            client_name: None,
+            protocols: Protocols::Http2,
+        };
+        for version in [&rustls::version::TLS12, &rustls::version::TLS13] {
+            let asked = second(&files(Some(ours.file())), &ours, version);
+            assert_eq!(asked, HandshakeKind::Full, "{version:?}");
+            // Where nobody is asked for one, sessions are taken up again, and this test can tell.
+            let unasked = second(&files(None), &ours, version);
+            assert_eq!(unasked, HandshakeKind::Resumed, "{version:?}");
+        }
     }
 }
