@@ -76,6 +76,8 @@ impl<F: FromFiles> Current<F> {
         let current = self.clone();
         Watch(AbortOnDropHandle::new(tokio::spawn(async move {
             let mut seen = current.first;
+            // What could not be read, and was told.
+            let mut told = None;
             loop {
                 tokio::time::sleep(POLL).await;
                 let files = current.files.clone();
@@ -83,19 +85,32 @@ impl<F: FromFiles> Current<F> {
                     let now = fingerprint(files.paths().into_iter());
                     (now, (now != seen).then(|| files.read()))
                 });
-                let Ok((now, read)) = read.await else { return };
-                seen = now;
+                let (now, read) = match read.await {
+                    Ok(read) => read,
+                    Err(error) => {
+                        count("kept");
+                        tracing::error!(%error, "certificates not read: the last ones stay");
+                        continue;
+                    }
+                };
                 match read {
                     None => {}
                     Some(Ok(made)) => {
                         current.made.send_replace(Arc::new(made));
+                        (seen, told) = (now, None);
                         count("taken");
                         tracing::info!(files = ?current.files, "certificates read again");
                     }
                     Some(Err(error)) => {
-                        count("kept");
-                        let error = laneway_telemetry::causes_of(&error);
-                        tracing::error!(error, "certificates not read: the last ones stay");
+                        // A file that cannot be read for the moment, as when descriptors run out, is tried again.
+                        if !matches!(error, TlsError::Unreadable { .. }) {
+                            seen = now;
+                        }
+                        if told.replace(now) != Some(now) {
+                            count("kept");
+                            let error = laneway_telemetry::causes_of(&error);
+                            tracing::error!(error, "certificates not read: the last ones stay");
+                        }
                     }
                 }
             }
@@ -105,4 +120,51 @@ impl<F: FromFiles> Current<F> {
 
 fn count(outcome: &'static str) {
     metrics::counter!(metric::TLS_RELOADS, "outcome" => outcome).increment(1);
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::PathBuf;
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    use super::*;
+
+    /// What a file says; cannot be read the second time, whatever it says.
+    #[derive(Debug, Clone)]
+    struct Text(PathBuf, Arc<AtomicU32>);
+
+    impl FromFiles for Text {
+        type Made = String;
+
+        fn paths(&self) -> Vec<&Path> {
+            vec![&self.0]
+        }
+
+        fn read(&self) -> Result<String, TlsError> {
+            let unreadable = |source| TlsError::Unreadable {
+                path: self.0.clone(),
+                source,
+            };
+            match self.1.fetch_add(1, Ordering::Relaxed) {
+                1 => Err(unreadable(std::io::Error::other("too many open files"))),
+                _ => std::fs::read_to_string(&self.0).map_err(unreadable),
+            }
+        }
+    }
+
+    #[tokio::test]
+    async fn what_cannot_be_read_for_the_moment_is_read_later() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("text");
+        std::fs::write(&path, "first").expect("the directory is there");
+        let current = Current::read(Text(path.clone(), Arc::default())).expect("it is there");
+        let mut made = current.made.subscribe();
+        let _watch = current.watch();
+        std::fs::write(&path, "second").expect("the directory is there");
+        let taken = made.wait_for(|text| **text == "second");
+        tokio::time::timeout(Duration::from_secs(30), taken)
+            .await
+            .expect("it is tried again")
+            .expect("the watch lives");
+    }
 }
