@@ -4,20 +4,18 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioIo;
 use rustls::{ClientConfig, RootCertStore};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 use tonic::transport::{Channel, Endpoint, Uri};
+use tower::Service as _;
 
 use crate::advice::{Advice, Advised, Flags, Heard};
 use crate::files::{Identity, TlsError, authorities, name_of, provider, unusable};
 use crate::reload::{Current, FromFiles, Watch};
-
-/// Ports of an address that names none.
-const HTTPS_PORT: u16 = 443;
-const HTTP_PORT: u16 = 80;
 
 /// A connection that was dialled, with TLS and without.
 type Encrypted = TokioIo<Advised<TlsStream<TcpStream>>>;
@@ -104,7 +102,7 @@ impl ClientTls {
     }
 
     async fn dial(self, uri: Uri, heard: Heard) -> io::Result<Encrypted> {
-        let (host, stream) = reach(&uri, HTTPS_PORT, &heard).await?;
+        let (host, stream) = reach(&uri, &heard).await?;
         let invalid = |problem: String| io::Error::new(io::ErrorKind::InvalidInput, problem);
         let name = self.current.files().name.as_deref().unwrap_or(host);
         let name = name_of(name).map_err(|error| invalid(error.to_string()))?;
@@ -117,19 +115,22 @@ impl ClientTls {
     }
 }
 
-/// A connection to where `uri` leads, and the host there.
-async fn reach<'a>(uri: &'a Uri, default_port: u16, heard: &Heard) -> io::Result<(&'a str, TcpStream)> {
+/// A connection to where `uri` leads, and the host there. Where a host has addresses of both kinds, one that does not
+/// answer is not waited for.
+async fn reach<'a>(uri: &'a Uri, heard: &Heard) -> io::Result<(&'a str, TcpStream)> {
     heard.anew();
     let nowhere = || io::Error::new(io::ErrorKind::InvalidInput, format!("{uri} names no host"));
     // An address of IPv6 stands in brackets.
     let host = uri.host().ok_or_else(nowhere)?.trim_matches(['[', ']']);
-    let stream = TcpStream::connect((host, uri.port_u16().unwrap_or(default_port))).await?;
-    stream.set_nodelay(true)?;
-    Ok((host, stream))
+    let mut connector = HttpConnector::new();
+    connector.enforce_http(false);
+    connector.set_nodelay(true);
+    let stream = connector.call(uri.clone()).await.map_err(io::Error::other)?;
+    Ok((host, stream.into_inner()))
 }
 
 async fn dial_open(uri: Uri, heard: Heard) -> io::Result<Open> {
-    let (_, stream) = reach(&uri, HTTP_PORT, &heard).await?;
+    let (_, stream) = reach(&uri, &heard).await?;
     Ok(TokioIo::new(Advised::new(stream, None, heard)))
 }
 
