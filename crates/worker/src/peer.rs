@@ -27,9 +27,6 @@ const KEEP_ALIVE: Duration = Duration::from_secs(2);
 /// Pause before the topology, or a peer that did not answer, is asked again.
 const RETRY: Duration = Duration::from_millis(200);
 
-/// Scheme of a socket of this host.
-const UNIX: &str = "unix://";
-
 /// Bytes of a call that the peer may send ahead of its reader.
 const STREAM_WINDOW_BYTES: u32 = 64 << 10;
 
@@ -59,15 +56,35 @@ fn endpoint(address: &str) -> Result<Endpoint, tonic::transport::Error> {
 
 /// A channel with room for what `n_streams` calls may hold unread, so that callers who do not read cannot keep the
 /// rest of them from their audio.
-fn shared_channel(address: &str, n_streams: u32, dial: &Dial) -> Result<Channel, tonic::transport::Error> {
+fn shared_channel(at: &At, n_streams: u32, dial: &Dial) -> Result<Channel, tonic::transport::Error> {
     let room = n_streams.saturating_add(1).saturating_mul(STREAM_WINDOW_BYTES);
-    let endpoint = endpoint(address)?
-        .initial_stream_window_size(STREAM_WINDOW_BYTES)
-        .initial_connection_window_size(room.min(MAX_WINDOW_BYTES));
-    // The kernel keeps a socket of this host to its user; it has no name that a certificate could be for.
-    match address.starts_with(UNIX) {
-        true => Ok(endpoint.connect_lazy()),
-        false => Ok(dial.lazy(endpoint)),
+    let sized = |endpoint: Endpoint| {
+        endpoint
+            .initial_stream_window_size(STREAM_WINDOW_BYTES)
+            .initial_connection_window_size(room.min(MAX_WINDOW_BYTES))
+    };
+    match at {
+        // The kernel keeps a socket of this host to its user; it has no name that a certificate could be for.
+        At::Socket(path) => Ok(sized(endpoint(&format!("unix://{}", path.display()))?).connect_lazy()),
+        At::Address(address) => Ok(dial.lazy(sized(endpoint(address)?))),
+    }
+}
+
+/// Where the peer is.
+#[derive(Debug)]
+enum At {
+    /// A socket of this host, in this worker's own directory.
+    Socket(PathBuf),
+    /// As the topology has it, whatever it says.
+    Address(String),
+}
+
+impl std::fmt::Display for At {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            At::Socket(path) => path.display().fmt(f),
+            At::Address(address) => address.fmt(f),
+        }
     }
 }
 
@@ -139,36 +156,34 @@ async fn hold(
 ) {
     loop {
         let named = names.borrow_and_update().clone();
-        let address = named.map(|address| reached_at(address, socket.as_deref()));
+        let at = named.map(|address| reached_at(address, socket.as_deref()));
         tokio::select! {
             changed = names.changed() => if changed.is_err() { return },
-            () = stay_in_touch(address, calls, peer) => {}
+            () = stay_in_touch(at, calls, peer) => {}
         }
         peer.send_replace(None);
     }
 }
 
 /// A worker of this host by its socket, any other by its address.
-fn reached_at(address: String, socket: Option<&Path>) -> String {
+fn reached_at(address: String, socket: Option<&Path>) -> At {
     match socket.filter(|path| path.exists()) {
-        Some(path) => format!("{UNIX}{}", path.display()),
-        None => address,
+        Some(path) => At::Socket(path.to_owned()),
+        None => At::Address(address),
     }
 }
 
 /// `peer` is there while it says that it serves, over the connection that requests take. Never returns.
-async fn stay_in_touch(
-    address: Option<String>,
-    (n_streams, dial): (u32, &Dial),
-    peer: &watch::Sender<Option<Peer>>,
-) {
-    let channel = address.as_deref().map(|address| {
-        shared_channel(address, n_streams, dial).inspect_err(
-            |error| tracing::error!(%error, address, "a worker registered an address that cannot be dialled"),
-        )
-    });
-    let Some(Ok(channel)) = channel else {
+async fn stay_in_touch(at: Option<At>, (n_streams, dial): (u32, &Dial), peer: &watch::Sender<Option<Peer>>) {
+    let Some(at) = at else {
         return std::future::pending().await;
+    };
+    let channel = match shared_channel(&at, n_streams, dial) {
+        Ok(channel) => channel,
+        Err(error) => {
+            tracing::error!(%error, address = %at, "a worker registered an address that cannot be dialled");
+            return std::future::pending().await;
+        }
     };
     let mut health = HealthClient::new(channel.clone());
     let mut told = false;
@@ -180,7 +195,7 @@ async fn stay_in_touch(
             if !std::mem::replace(&mut told, true) {
                 let error = laneway_telemetry::causes_of_status(status);
                 tracing::warn!(
-                    address,
+                    address = %at,
                     error,
                     "no answer from the peer at the other end of the edge"
                 );
@@ -191,11 +206,11 @@ async fn stay_in_touch(
             let mut updates = response.into_inner();
             while let Ok(Some(update)) = updates.message().await {
                 let serves = update.status() == ServingStatus::Serving;
-                tracing::info!(address, serves, "peer at the other end of the edge");
+                tracing::info!(address = %at, serves, "peer at the other end of the edge");
                 let client = WorkerClient::new(channel.clone());
                 peer.send_replace(serves.then_some(Peer { client }));
             }
-            tracing::warn!(address, "lost touch with the peer at the other end of the edge");
+            tracing::warn!(address = %at, "lost touch with the peer at the other end of the edge");
         }
         peer.send_replace(None);
         tokio::time::sleep(RETRY).await;
@@ -248,6 +263,15 @@ mod tests {
             ask(Some(&path), dial).await.expect("a socket takes no TLS");
         }
         ask(None, &open).await.expect("the address takes none either");
+        // What another process registered is no socket of this worker's.
+        let registered = At::Address(format!("unix://{}", path.display()));
+        let channel = shared_channel(&registered, 1, &encrypted);
+        if let Ok(channel) = channel {
+            let asked = HealthClient::new(channel)
+                .check(HealthCheckRequest::default())
+                .await;
+            asked.expect_err("it is dialled as an address, with TLS");
+        }
         let refused = ask(None, &encrypted).await.expect_err("nothing goes to it open");
         assert!(refused.contains("it is served without TLS"), "{refused}");
     }
