@@ -22,7 +22,7 @@ mod voices;
 
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{ArgMatches, CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 use laneway_telemetry::{LogFormat, TelemetryConfig};
 use laneway_worker::RegisterError;
 
@@ -89,11 +89,18 @@ impl Command {
 
 #[tokio::main]
 async fn main() -> ExitCode {
-    let arguments = Arguments::parse();
+    let arguments = read(&Arguments::command().get_matches()).unwrap_or_else(|error| error.exit());
     match run(arguments).await {
         Ok(code) => code,
         Err(error) => report(&error),
     }
+}
+
+fn read(matches: &ArgMatches) -> Result<Arguments, clap::Error> {
+    if let Some(("up", flags)) = matches.subcommand() {
+        up::refuse_misplaced(flags)?;
+    }
+    Arguments::from_arg_matches(matches)
 }
 
 /// Print why it failed, and tell a configuration that cannot be used from every other failure.
@@ -159,7 +166,37 @@ async fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use clap::CommandFactory as _;
+
+    #[test]
+    fn a_role_refuses_flags_of_the_public_api() {
+        let read = |line: &str| {
+            let matches = Arguments::command().try_get_matches_from(line.split(' '));
+            matches.and_then(|matches| read(&matches))
+        };
+        for (line, word) in [
+            (
+                "laneway up --role worker --tls-cert c --tls-key k",
+                Some("--tls-cert"),
+            ),
+            (
+                "laneway up --role engine-manager --api-keys k",
+                Some("--api-keys"),
+            ),
+            ("laneway up --role worker --cors-origin *", Some("--cors-origin")),
+            ("laneway up --role worker --internal-tls-cert c", None),
+            ("laneway up --role gateway --tls-cert c --tls-key k", None),
+            ("laneway up --tls-cert c --tls-key k --api-keys k", None),
+        ] {
+            let said = read(line).err().map(|error| error.to_string());
+            match word {
+                None => assert_eq!(said, None, "{line}"),
+                Some(word) => assert!(
+                    said.as_ref().is_some_and(|said| said.contains(word)),
+                    "{line}: {said:?}"
+                ),
+            }
+        }
+    }
 
     #[test]
     fn no_two_flags_of_a_command_are_one() {

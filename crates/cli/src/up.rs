@@ -7,7 +7,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context as _;
-use clap::{Args, ValueEnum};
+use clap::error::ErrorKind;
+use clap::parser::ValueSource;
+use clap::{ArgMatches, Args, ValueEnum};
 use laneway_engine_manager::{EngineManager, mps};
 use laneway_gateway::config::AccessArgs;
 use laneway_gateway::{Config, DiscoveryConfig, LinkConfig, Shutdown};
@@ -71,6 +73,32 @@ pub(crate) struct Arguments {
     /// Drain when standard input ends, as it does with the process that holds its other end.
     #[arg(long, hide = true)]
     end_with_parent: bool,
+}
+
+/// A role that serves other roles has no use for flags of the public API, and would be open where they seem to close it.
+/// In the environment, which roles may share, they are no matter.
+pub(crate) fn refuse_misplaced(flags: &ArgMatches) -> Result<(), clap::Error> {
+    let role = match flags.get_one("role") {
+        Some(Role::Worker) => "worker",
+        Some(Role::EngineManager) => "engine-manager",
+        _ => return Ok(()),
+    };
+    for (id, flag) in [
+        ("tls-cert", "--tls-cert"),
+        ("tls-key", "--tls-key"),
+        ("tls-client-ca", "--tls-client-ca"),
+        ("api_keys", "--api-keys"),
+        ("cors_origins", "--cors-origin"),
+    ] {
+        if flags.value_source(id) == Some(ValueSource::CommandLine) {
+            let problem = format!(
+                "{flag} is of the gateway and does nothing for --role {role}; give it to the gateway. Roles are encrypted \
+                 among themselves by --internal-tls-cert, --internal-tls-key and --internal-tls-ca\n"
+            );
+            return Err(clap::Error::raw(ErrorKind::ArgumentConflict, problem));
+        }
+    }
+    Ok(())
 }
 
 pub(crate) async fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
