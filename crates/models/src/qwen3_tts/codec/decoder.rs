@@ -4,13 +4,13 @@ use laneway_device::op::{
     Activation, Attention, Conv, DepthwiseConv, Embed, Gemm, InputNorm, KvCache, LayerNorm, Pointwise,
     QkvRope, RopeTable, Snake, StateSlice, Windows,
 };
-use laneway_device::{Buffer, BufferSpec, DType, Device, Launcher, Place, Result, View};
+use laneway_device::{Buffer, Device, Launcher, Result, View};
 
 use super::state::{
-    CodecStateLayout, DILATIONS, LayerState, PRE_CONV_TAPS, TAPS, TRANSPOSED_TAPS, block_channels,
-    exit_channels,
+    CodecStateLayout, DILATIONS, LayerState, PRE_CONV_TAPS, TAPS, TRANSPOSED_TAPS, exit_channels,
 };
-use super::weights::{Affine, BlockWeights, CONVNEXT_FACTOR, DecoderWeights, LayerWeights, UpsampleWeights};
+use super::weights::{Affine, BlockWeights, DecoderWeights, LayerWeights, UpsampleWeights};
+use super::workspace::Workspace;
 use crate::checkpoint::Weights;
 use crate::checkpoint::config::CodecDecoderConfig;
 use crate::qwen3_tts::load::{LoadError, Loader};
@@ -44,82 +44,6 @@ pub struct Pass {
     pub streams: View,
     /// Absolute position of each frame in its stream `[frames]`.
     pub positions: View,
-}
-
-/// Buffers of one pass. The two wide ones are input and output in turn from the latent upsampling on.
-#[derive(Debug)]
-struct Workspace {
-    entry: Buffer,
-    quantized: Buffer,
-    latent: Buffer,
-    hidden: Buffer,
-    normed: Buffer,
-    cos_sin: Buffer,
-    qkv: Buffer,
-    q: Buffer,
-    attended: Buffer,
-    gate_up: Buffer,
-    inner: Buffer,
-    convnext: Buffer,
-    wide: [Buffer; 2],
-    /// Of all convolutions.
-    scratch: Buffer,
-    samples: Buffer,
-}
-
-impl Workspace {
-    /// `product` is the type of what only products read.
-    fn new(device: &dyn Device, c: &CodecDecoderConfig, product: DType, frames: usize) -> Result<Self> {
-        let typed = |name: &str, width: usize, dtype| {
-            device.alloc(BufferSpec {
-                name: format!("codec_{name}"),
-                dtype,
-                len: frames * width,
-                place: Place::Device,
-            })
-        };
-        let buffer = |name: &str, width| typed(name, width, DType::F32);
-        let q = c.num_attention_heads * c.head_dim;
-        let kv = c.num_key_value_heads * c.head_dim;
-        let latent_rate: usize = c.upsampling_ratios.iter().product();
-        let mut rate = latent_rate;
-        let mut wide = rate * c.latent_dim.max(c.decoder_dim);
-        // As `Conv::scratch_len` has it, with a window for each frame.
-        let staged = |rate: usize, taps: usize, dilation: usize, channels: usize| {
-            ((rate + (taps - 1) * dilation) * channels).div_ceil(2)
-        };
-        let mut scratch =
-            staged(1, PRE_CONV_TAPS, 1, c.codebook_dim).max(staged(rate, TAPS, 1, c.latent_dim));
-        let mut channels = c.decoder_dim;
-        for (block, up) in c.upsample_rates.iter().enumerate() {
-            scratch = scratch.max(staged(rate, TRANSPOSED_TAPS, 1, channels));
-            rate *= up;
-            channels = block_channels(c, block);
-            wide = wide.max(rate * channels);
-            for dilation in DILATIONS {
-                let unit = staged(rate, TAPS, dilation, 2 * channels);
-                scratch = scratch.max(unit).max(rate * channels);
-            }
-        }
-        scratch = scratch.max(staged(rate, TAPS, 1, exit_channels(c)));
-        Ok(Self {
-            entry: buffer("entry", c.codebook_dim / 2)?,
-            quantized: buffer("quantized", c.codebook_dim)?,
-            latent: buffer("latent", c.latent_dim)?,
-            hidden: buffer("hidden", c.hidden_size)?,
-            normed: buffer("normed", c.hidden_size)?,
-            cos_sin: buffer("cos_sin", c.head_dim)?,
-            qkv: buffer("qkv", q + 2 * kv)?,
-            q: buffer("q", q)?,
-            attended: typed("attended", q, product)?,
-            gate_up: buffer("gate_up", 2 * c.intermediate_size)?,
-            inner: typed("inner", c.intermediate_size, product)?,
-            convnext: typed("convnext", latent_rate * CONVNEXT_FACTOR * c.latent_dim, product)?,
-            wide: [buffer("wide_a", wide)?, buffer("wide_b", wide)?],
-            scratch: buffer("scratch", scratch)?,
-            samples: buffer("samples", rate)?,
-        })
-    }
 }
 
 /// A pass being launched.

@@ -9,6 +9,7 @@ mod decoder;
 mod state;
 mod step;
 mod weights;
+mod workspace;
 
 pub use decoder::{CodecDecoder, Pass};
 pub use state::{BlockState, CodecStateLayout, LayerState};

@@ -1,4 +1,4 @@
-use laneway_device::Touches;
+use laneway_device::{DType, Place, Touches};
 
 use super::*;
 use crate::checkpoint::Checkpoint;
