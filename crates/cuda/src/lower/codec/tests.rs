@@ -233,47 +233,27 @@ fn clusters_of_the_ring_make_every_output_of_every_row_once() {
 
 /// A residual unit of `channels`.
 fn unit(weights: DType, channels: usize, rate: usize, streams: usize) -> Conv {
-    let rows = streams * rate;
-    let past = 6 * 9 * channels;
     let snake = || Snake {
         alpha: view(DType::F32, channels),
         inv_beta: view(DType::F32, channels),
     };
-    let matrix = |k| Matrix {
-        packed: view(weights, channels * k).buffer,
-        n: channels,
-        k,
-    };
-    let x = view(DType::F32, rows * channels);
-    Conv {
-        x: x.clone(),
-        rows,
-        w: matrix(7 * channels),
-        bias: Some(view(DType::F32, channels)),
-        c_in: channels,
-        taps: 7,
-        dilation: 9,
+    let first = conv_of(weights, (channels, channels, 7, 9, rate, 0), streams);
+    let mut unit = Conv {
         snake: Some(snake()),
-        state: Some(StateSlice {
-            pool: view(DType::F32, streams * past),
-            slot_stride: past,
-            offset: 0,
-        }),
-        windows: Windows {
-            windows: view(DType::I32, streams * 3),
-            count: streams,
-            rate,
-        },
         pointwise: Some(Pointwise {
             snake: snake(),
-            w: matrix(channels),
+            w: Matrix {
+                packed: view(weights, channels * channels).buffer,
+                n: channels,
+                k: channels,
+            },
             bias: None,
         }),
-        scratch: Some(view(DType::F32, (rows + streams * 54) * channels)),
-        residual: Some(x),
-        clamp: false,
-        out: view(DType::F32, rows * channels),
-    }
+        residual: Some(first.x.clone()),
+        ..first
+    };
+    unit.scratch = Some(view(DType::F32, unit.scratch_len()));
+    unit
 }
 
 #[test]
