@@ -98,9 +98,13 @@ impl Conv {
 
     /// The two convolutions of which one with a `pointwise` consists, by way of its scratch; one without as it is.
     pub fn parts(&self) -> (Conv, Option<Conv>) {
-        let (Some(pointwise), Some(scratch)) = (&self.pointwise, &self.scratch) else {
+        let Some(pointwise) = &self.pointwise else {
             return (self.clone(), None);
         };
+        let scratch = self
+            .scratch
+            .as_ref()
+            .expect("a second convolution without a scratch is refused where operations are checked");
         let between = scratch.slice(0, self.rows * self.w.n);
         let first = Conv {
             pointwise: None,
