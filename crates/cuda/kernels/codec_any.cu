@@ -171,7 +171,7 @@ CONV_TO_ONE(conv_to_one_f32, AS_F32)
 
 // ---------------------------------------------------------------------------------------------------------------
 // The last `past` activated inputs of each window become its slot's state. Behind the convolution, which reads the
-// old state. A block takes 32 channels of one window, 64 rows at a time: all are read before any is written, and
+// old state. A block takes 32 channels of some windows, 64 rows of one at a time: all are read before any is written, and
 // what later rows still need lies behind what has been written.
 
 extern "C" __global__ void __launch_bounds__(256, 4)

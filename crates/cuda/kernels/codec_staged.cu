@@ -210,7 +210,7 @@ __device__ __forceinline__ void conv_staged(const bf16_t* staged, const bf16_t* 
     constexpr int PITCH = 4 * 128 + 16;
     const u32 full = shared_address(shared), empty = full + STAGED_BUFFERS * 8;
     const u32 free = empty + STAGED_BUFFERS * 8, made = free + 8;  // the results' place
-    int* const counts = (int*)(shared + STAGED_FIXED - 8);  // windows in a list, tiles
+    int* const end = (int*)(shared + STAGED_FIXED - 4);  // the first place behind all outputs
     unsigned char* const results = shared + STAGED_FIXED;
     unsigned char* const buffers = results + (INNER ? N * block_outputs * 2 : N * PITCH);
     Place* const table = (Place*)(buffers + cut.buffers * buffer_bytes);
@@ -227,8 +227,8 @@ __device__ __forceinline__ void conv_staged(const bf16_t* staged, const bf16_t* 
     release_dependents();
     // Where the windows are, and how many items there are for it.
     const auto find = [&]() {
-        find_windows(streams, cut.past, table, counts + 1);
-        return (counts[1] + N - 1) / N * cut.across;
+        find_windows(streams, cut.past, table, end);
+        return (*end + N - 1) / N * cut.across;
     };
 
     if (tid >= consumers) {

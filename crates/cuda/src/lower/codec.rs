@@ -70,7 +70,7 @@ const NARROW: [Tile; 3] = [
     FEW,
 ];
 
-/// Blocks of `conv_state`, about: as many as run at once.
+/// Blocks of `conv_state`, about: two rounds of those that run at once.
 const STATE_BLOCKS: usize = 1056;
 /// Rows and outputs of a block of `conv_any_*`.
 const ANY_TILE: usize = 64;

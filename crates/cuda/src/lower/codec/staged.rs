@@ -25,7 +25,7 @@ const LEAST_CHANNELS: usize = 256;
 const MOST_BUFFERS: usize = 8;
 /// Rows of history with which the widest tile fits.
 const MOST_PAST: usize = 64;
-/// Windows whose table fits beside that.
+/// Windows whose table fits beside that: a pass has fewer, and which kernel runs must not depend on them.
 const MOST_WINDOWS: usize = 2048;
 /// Bytes of a window in that table.
 const PLACE_BYTES: usize = 12;
@@ -121,7 +121,6 @@ pub(super) fn takes(op: &op::Conv, target: Target) -> bool {
         && second
         && !op.clamp
         && past(op) <= MOST_PAST
-        && op.windows.count <= MOST_WINDOWS
         && op.scratch.as_ref().is_some_and(aligned)
         && aligned_operands(op)
 }
@@ -131,6 +130,7 @@ pub(super) fn conv(op: &op::Conv, target: Target, out: &mut Vec<Launch>) -> bool
     let Some(scratch) = op.scratch.as_ref().filter(|_| takes(op, target)) else {
         return false;
     };
+    debug_assert!(op.windows.count <= MOST_WINDOWS, "{} windows", op.windows.count);
     let staged = address(scratch);
     out.push(stage(op, staged));
     let first = Products {
