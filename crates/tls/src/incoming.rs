@@ -11,6 +11,7 @@ use laneway_telemetry::metric;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
+use tokio::time::Instant;
 use tokio_rustls::server::TlsStream;
 use tonic::transport::server::{Connected, TcpConnectInfo};
 
@@ -23,7 +24,7 @@ const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Handshakes at once; who comes then waits in the kernel's queue, for no longer than the timeout.
 const MAX_HANDSHAKES: usize = 4096;
 
-/// Until the next try to accept a connection when there was no room for one.
+/// Until the next try to accept a connection when there was no room for one. Handshakes that end meanwhile are served.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// A connection that came, encrypted or not.
@@ -41,8 +42,8 @@ pub struct Incoming {
     listener: TcpListener,
     tls: Option<ServerTls>,
     handshakes: JoinSet<Option<Accepted>>,
-    /// The last one could not be accepted, which was told.
-    refused: bool,
+    /// The last one could not be accepted, which was told; none is until then.
+    refused: Option<Instant>,
 }
 
 impl Incoming {
@@ -52,7 +53,7 @@ impl Incoming {
             listener,
             tls,
             handshakes: JoinSet::new(),
-            refused: false,
+            refused: None,
         }
     }
 
@@ -77,26 +78,34 @@ impl Incoming {
                     }
                     continue;
                 }
-                accepted = self.listener.accept(), if self.handshakes.len() < MAX_HANDSHAKES => accepted,
+                accepted = accept(&self.listener, self.refused), if self.handshakes.len() < MAX_HANDSHAKES => accepted,
             };
-            let stream = match accepted.and_then(|(stream, _)| stream.set_nodelay(true).map(|()| stream)) {
+            let stream = match accepted {
                 Ok(stream) => stream,
                 Err(error) => {
                     // Out of descriptors, or a caller who left again: neither is mended by asking at once.
-                    if !std::mem::replace(&mut self.refused, true) {
+                    if self.refused.replace(Instant::now() + ACCEPT_PAUSE).is_none() {
                         tracing::warn!(%error, "connections are not accepted at the moment");
                     }
-                    tokio::time::sleep(ACCEPT_PAUSE).await;
                     continue;
                 }
             };
-            self.refused = false;
+            self.refused = None;
             let Some(tls) = self.tls.clone() else {
                 return Accepted::Plain(stream);
             };
             self.handshakes.spawn(shake(stream, tls));
         }
     }
+}
+
+async fn accept(listener: &TcpListener, not_before: Option<Instant>) -> io::Result<TcpStream> {
+    if let Some(at) = not_before {
+        tokio::time::sleep_until(at).await;
+    }
+    let (stream, _) = listener.accept().await?;
+    stream.set_nodelay(true)?;
+    Ok(stream)
 }
 
 /// A caller who gets through. Who does not is counted, and hears why.
