@@ -242,6 +242,8 @@ fn text(path: &Path) -> Result<String, KeyFileError> {
 }
 
 /// The keys of a file. What is as it was in `old` goes on using what it used.
+///
+/// No word of a line is said: where words are missing, swapped or too many, any of them may be the key.
 fn parsed(text: &str, old: &[Key]) -> Result<Arc<[Key]>, KeyFileError> {
     let mut keys: Vec<Key> = Vec::new();
     for (number, line) in (1..).zip(text.lines()) {
@@ -254,10 +256,11 @@ fn parsed(text: &str, old: &[Key]) -> Result<Arc<[Key]>, KeyFileError> {
         let Some(name) = words.next() else { continue };
         let secret = words
             .next()
-            .ok_or_else(|| problem(format!("\"{name}\" has no key; write: name key")))?;
+            .ok_or_else(|| problem("one word is no name with its key; write: name key".to_owned()))?;
         if secret.chars().count() < MIN_KEY_CHARS || !secret.is_ascii() {
-            let wanted =
-                format!("the key of \"{name}\" has to have {MIN_KEY_CHARS} or more ASCII characters");
+            let wanted = format!(
+                "the key, which is the second word, has to have {MIN_KEY_CHARS} or more ASCII characters"
+            );
             return Err(problem(wanted));
         }
         if name.chars().count() > MAX_NAME_CHARS {
@@ -267,21 +270,21 @@ fn parsed(text: &str, old: &[Key]) -> Result<Arc<[Key]>, KeyFileError> {
             .iter()
             .any(|key| key.name.as_str() == name || key.secret == secret)
         {
-            return Err(problem(format!("\"{name}\" or its key is there already")));
+            return Err(problem("the name or the key is there already".to_owned()));
         }
         let (mut requests_per_minute, mut concurrent) = (None, None);
         for word in words {
-            let limit = match word.split_once('=') {
-                Some(("requests_per_minute", value)) => (&mut requests_per_minute, value),
-                Some(("concurrent", value)) => (&mut concurrent, value),
+            let (limit, to, value) = match word.split_once('=') {
+                Some((limit @ "requests_per_minute", value)) => (limit, &mut requests_per_minute, value),
+                Some((limit @ "concurrent", value)) => (limit, &mut concurrent, value),
                 _ => {
                     let wanted =
-                        format!("\"{word}\" is no limit; there are: requests_per_minute=N, concurrent=N");
-                    return Err(problem(wanted));
+                        "what is behind the key is no limit; there are: requests_per_minute=N, concurrent=N";
+                    return Err(problem(wanted.to_owned()));
                 }
             };
-            let value = limit.1.parse::<NonZeroU32>();
-            *limit.0 = Some(value.map_err(|_| problem(format!("\"{word}\": write a number of 1 or more")))?);
+            let value = value.parse::<NonZeroU32>();
+            *to = Some(value.map_err(|_| problem(format!("{limit}: write a number of 1 or more")))?);
         }
         let mut key = Key {
             name: KeyName::new(name),
@@ -405,8 +408,13 @@ mod tests {
         let wrong = |text: &str| keys(text).unwrap_err().to_string();
         assert!(wrong("# nobody\n").contains("no key"));
         for (text, line, words) in [
-            ("alice", 1, "has no key"),
+            ("alice", 1, "write: name key"),
             ("\nalice short", 2, "16 or more"),
+            (
+                "a 0123456789abcdef concurrent=1 concurrent=two",
+                1,
+                "concurrent: write",
+            ),
             ("a 0123456789abcdef\nb 0123456789abcdef", 2, "there already"),
             ("a 0123456789abcdef per_hour=3", 1, "requests_per_minute=N"),
             ("a 0123456789abcdef concurrent=0", 1, "1 or more"),
@@ -416,6 +424,18 @@ mod tests {
                 said.contains(&format!("line {line}")) && said.contains(words),
                 "{said}"
             );
+        }
+        let secret = "sk-0123456789abcdef";
+        for text in [
+            secret.to_owned(),
+            format!("{secret} alice"),
+            format!("alice={secret}"),
+            format!("alice 0123456789abcdef {secret}"),
+            format!("alice 0123456789abcdef concurrent={secret}"),
+            format!("{secret} 0123456789abcdef\n{secret} 0123456789abcdef"),
+        ] {
+            let said = wrong(&text);
+            assert!(!said.contains("0123456789"), "{text}: {said}");
         }
         let missing = ApiKeys::read("/nowhere/keys".into()).unwrap_err();
         assert!(matches!(missing, KeyFileError::Unreadable(_)), "{missing}");
