@@ -67,6 +67,7 @@ pub(crate) async fn register(
 ) -> Result<Registered, RegisterError> {
     let until = tokio::time::Instant::now() + patience;
     let mut pause = RETRY_MIN;
+    let mut told = String::new();
     loop {
         let mut request = tonic::Request::new(v1::RegisterRequest {
             worker_id: identity.worker_id.clone(),
@@ -95,7 +96,11 @@ pub(crate) async fn register(
                 last,
             });
         }
-        tracing::debug!(last, "no plan yet");
+        // Once for each reason: whoever starts a worker sees at once what it waits for.
+        if last != told {
+            tracing::warn!(reason = last, patience = ?patience, "no plan yet from the engine-manager: asking again");
+            told = last;
+        }
         tokio::time::sleep(pause).await;
         pause = (pause * 2).min(RETRY_MAX);
     }
