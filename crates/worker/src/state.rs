@@ -38,12 +38,14 @@ impl From<State> for v1::WorkerState {
 }
 
 impl State {
-    /// What it is, from what it follows from. A failed engine stays failed in a drain: nothing finishes.
+    /// What it is, from what it follows from. A failed engine stays failed in a drain: nothing finishes. One that stops at
+    /// a drain's end has finished.
     pub(crate) fn of(engine: &Health, peers_ready: bool, draining: bool) -> State {
         match engine {
-            Health::Unhealthy(_) | Health::Stopped => State::Failed,
+            Health::Unhealthy(_) => State::Failed,
+            Health::Stopped if !draining => State::Failed,
             _ if draining => State::Draining,
-            Health::Draining => State::Draining,
+            Health::Draining | Health::Stopped => State::Draining,
             Health::Serving if peers_ready => State::Serving,
             Health::Serving => State::Loading,
         }
@@ -87,7 +89,9 @@ pub(crate) async fn follow(
             () = token.cancelled() => return,
             () = draining.cancelled(), if !drains => {}
             changed = engine.changed() => if changed.is_err() {
-                state.send_replace(State::Failed);
+                if !drains {
+                    state.send_replace(State::Failed);
+                }
                 return;
             },
             // Without an edge to another worker nobody says anything of peers, and what was said holds.
@@ -176,6 +180,7 @@ mod tests {
             (&stuck, true, false, State::Failed),
             (&stuck, true, true, State::Failed),
             (&Health::Stopped, true, false, State::Failed),
+            (&Health::Stopped, true, true, State::Draining),
         ] {
             assert_eq!(
                 State::of(engine, peers_ready, draining),
