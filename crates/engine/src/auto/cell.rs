@@ -18,7 +18,7 @@ const STICKY: f64 = 0.12;
 const LOAD_MEMORY: f64 = 0.95;
 const WIDTH_MEMORY: f64 = 0.98;
 
-/// How many requests want to advance, and how wide their windows are.
+/// How many requests are not whole yet, and how wide their windows are.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Load {
     wanting: f64,
@@ -182,8 +182,8 @@ impl Cell {
         }
     }
 
-    /// Seconds in which each of `wanting` requests advances by a frame on this arm, and the node by as many
-    /// items; `None`: not known.
+    /// Seconds in which `wanting` requests make as many frames on this arm, and the node takes as many items; `None`: not
+    /// known.
     pub(super) fn cost(&self, arm: usize, wanting: f64) -> Option<f64> {
         let estimate = &self.arms[arm];
         let begins = self.begins.value * self.per_begin(arm);
