@@ -161,6 +161,11 @@ impl EdgeQueue {
         self.windows == 0
     }
 
+    /// Nothing more arrives: only windows are left of the request.
+    pub(crate) fn is_closed(&self) -> bool {
+        self.closed
+    }
+
     /// Cut the next window.
     pub(crate) fn take_window(&mut self) -> Option<Window> {
         let n_items = self.ready_items()?;

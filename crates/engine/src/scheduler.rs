@@ -13,18 +13,38 @@ pub(crate) struct Ready {
     pub(crate) kind: WalkKind,
     /// A listener behind one of the rows hears nothing yet, or soon nothing any more.
     pub(crate) urgent: bool,
+    /// Of one of the requests only windows are left: it is over once they are.
+    pub(crate) ends: bool,
     /// Steps of other walks that ran on this stream while this one was ready.
     pub(crate) passed_over: u32,
+}
+
+impl Ready {
+    /// Steps over which the walk gathers rows beside running decodes.
+    pub(crate) fn gathers(&self) -> u32 {
+        match self.kind {
+            WalkKind::Stream if !self.ends => GATHER_WINDOWS,
+            _ => GATHER,
+        }
+    }
+
+    /// On a lane: whether it may wait for more rows while the chain makes some, of which it made `since` steps meanwhile.
+    /// The lane is idle, so what somebody waits for runs at once.
+    pub(crate) fn may_wait(&self, since: u64) -> bool {
+        self.kind == WalkKind::Stream && !self.urgent && !self.ends && since < u64::from(GATHER_WINDOWS)
+    }
 }
 
 /// A decode is passed over at most this often in a row, so that running requests keep their pace while
 /// others are prefilled and their first windows decoded.
 const DECODE_PATIENCE: u32 = 2;
-/// Beside running decodes, prompts gather over this many steps, and so do windows that nobody waits for yet: a
-/// step of one row costs nearly what a step of several does.
+/// Beside running decodes, prompts gather over this many steps, and so do windows that end a request: a step of one row costs
+/// nearly what a step of several does.
 const GATHER: u32 = 3;
-/// Any other walk waits at most this long, plus its turn among those that waited as long.
-const PATIENCE: u32 = 4;
+/// Windows that nobody waits for gather longer: about as long as a stream takes to fill one, so that most streams have one.
+const GATHER_WINDOWS: u32 = 8;
+/// Any other walk waits at most this much longer than it may gather, plus its turn among those that waited as long.
+const PATIENCE: u32 = 1;
 
 /// The walk to run, `None` when nothing is ready.
 pub(crate) fn choose(ready: &[Ready]) -> Option<usize> {
@@ -36,15 +56,16 @@ pub(crate) fn choose(ready: &[Ready]) -> Option<usize> {
 
 /// Smaller goes first; ties go to the walk that waited longest.
 fn rank(walk: &Ready, ready: &[Ready]) -> (u32, std::cmp::Reverse<u32>) {
+    let gathered = walk.passed_over >= walk.gathers();
     let class = match walk.kind {
-        _ if walk.passed_over >= PATIENCE => 0,
+        _ if walk.passed_over >= walk.gathers() + PATIENCE => 0,
         WalkKind::Loop if walk.passed_over >= DECODE_PATIENCE => 1,
         // What a listener hears first, and what leads to it.
         WalkKind::Stream if walk.urgent => 2,
-        WalkKind::Entry if walk.passed_over >= GATHER || !has_loop(ready) => 3,
+        WalkKind::Entry if gathered || !has_loop(ready) => 3,
         WalkKind::Once => 4,
         WalkKind::Prime => 5,
-        WalkKind::Stream if walk.passed_over >= GATHER || !has_loop(ready) => 6,
+        WalkKind::Stream if gathered || !has_loop(ready) => 6,
         WalkKind::Loop => 7,
         WalkKind::Entry | WalkKind::Stream => 8,
     };
@@ -79,7 +100,7 @@ impl Turns {
         for walk in ready {
             self.passed_over[walk.walk] += 1;
         }
-        self.passed_over[chosen] = if left_over { waited.min(GATHER) } else { 0 };
+        self.passed_over[chosen] = if left_over { waited.min(GATHER_WINDOWS) } else { 0 };
     }
 }
 
@@ -101,6 +122,7 @@ mod tests {
             walk,
             kind: KINDS[walk],
             urgent,
+            ends: false,
             passed_over: turns.passed_over(walk),
         }
     }
@@ -125,8 +147,43 @@ mod tests {
 
     #[test]
     fn windows_gather_while_nobody_waits_for_them() {
-        assert_eq!(run(&[1, 2], false, 8), [1, 1, 1, 2, 1, 1, 1, 2]);
+        let once = [1, 1, 1, 1, 1, 1, 1, 1, 2];
+        assert_eq!(run(&[1, 2], false, 18), [once, once].concat());
         assert_eq!(run(&[2], false, 2), [2, 2], "nothing is left to gather from");
+    }
+
+    #[test]
+    fn windows_that_end_a_request_gather_for_as_long_as_prompts() {
+        let mut turns = Turns::new(KINDS.len());
+        let ran = [(); 8].map(|()| {
+            let ends = Ready {
+                ends: true,
+                ..ready(2, false, &turns)
+            };
+            let all = [ready(1, false, &turns), ends];
+            let chosen = choose(&all).expect("something is ready");
+            turns.took(chosen, &all, false);
+            chosen
+        });
+        assert_eq!(ran, [1, 1, 1, 2, 1, 1, 1, 2]);
+    }
+
+    #[test]
+    fn on_a_lane_only_windows_that_nobody_waits_for_may_wait() {
+        let turns = Turns::new(KINDS.len());
+        let window = ready(2, false, &turns);
+        assert!(window.may_wait(0) && window.may_wait(7) && !window.may_wait(8));
+        assert!(
+            !Ready {
+                urgent: true,
+                ..window
+            }
+            .may_wait(0)
+        );
+        assert!(!Ready { ends: true, ..window }.may_wait(0));
+        for walk in [0, 1, 3, 4] {
+            assert!(!ready(walk, false, &turns).may_wait(0), "{:?}", KINDS[walk]);
+        }
     }
 
     #[test]
@@ -157,7 +214,8 @@ mod tests {
                     ready_for[walk.walk] += 1;
                 }
                 ready_for[chosen] = 0;
-                prop_assert!(ready_for.iter().all(|&steps| steps <= PATIENCE + KINDS.len() as u32));
+                let most = GATHER_WINDOWS + PATIENCE + KINDS.len() as u32;
+                prop_assert!(ready_for.iter().all(|&steps| steps <= most));
             }
         }
     }

@@ -99,6 +99,12 @@ impl Chain {
         steps.any(|step| topology.walks[step.walk].node == node)
     }
 
+    /// Whether a step in flight makes items for a lane.
+    pub(super) fn makes_items(&self, topology: &Topology) -> bool {
+        let mut steps = self.in_flight.iter();
+        steps.any(|step| topology.walks[step.walk].kind == WalkKind::Loop)
+    }
+
     /// A node joins the chain.
     pub(super) fn add_node(&mut self, node: usize, built: Box<dyn Node>) {
         self.nodes.push((node, built));

@@ -47,6 +47,8 @@ pub(crate) struct LaneState {
     /// Steps so far.
     pub(crate) seq: u64,
     pub(crate) turns: Turns,
+    /// The chain's steps when windows began to gather for its next step.
+    pub(crate) gathers_since: Option<u64>,
     /// Its newest landed step, its nodes' warm-up to begin with.
     pub(crate) landed: Origin,
     /// Why it runs nothing any more.
@@ -66,6 +68,7 @@ impl LaneState {
             busy: false,
             seq: 0,
             turns: Turns::new(n_walks),
+            gathers_since: None,
             landed: warmed_up,
             lost: None,
         }
@@ -94,6 +97,8 @@ pub(crate) struct Core {
     next_tick: Instant,
     /// What windows cost, by walk.
     paces: Vec<Pace>,
+    /// How long the chain's newest loop step took.
+    beat: Duration,
     /// The lane of each node as it is.
     lane_by_node: Vec<usize>,
     /// Nodes that may move.
@@ -136,6 +141,7 @@ impl Core {
             stuck: Vec::new(),
             next_tick: Instant::now(),
             paces: vec![Pace::default(); n_walks],
+            beat: Duration::ZERO,
             candidates: vec![Vec::new(); n_walks],
             ready: Vec::with_capacity(n_walks),
             lane_by_node,

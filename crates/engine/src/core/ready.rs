@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use laneway_device::Event as DeviceEvent;
 use laneway_plan::declaration::WalkKind;
 
-use super::Core;
+use super::{CHAIN, Core};
 use crate::edge::{Origin, Window, newest};
 use crate::request::{Delivery, Priming};
 use crate::scheduler::{Ready, choose};
@@ -29,12 +29,28 @@ impl Core {
             }
         }
         let chosen = choose(&self.ready)?;
+        if lane != CHAIN && self.gathers(lane, chosen) {
+            return None;
+        }
         let mut places = std::mem::take(&mut self.candidates[chosen]);
         let left_over = self.cut(chosen, &mut places);
         self.lanes[lane].turns.took(chosen, &self.ready, left_over);
         let rows = places.iter().map(|&place| self.begin(chosen, place)).collect();
         self.candidates[chosen] = places;
         Some((chosen, rows))
+    }
+
+    /// Whether an idle lane leaves `chosen` for later. Whatever the chain has in flight lands, and the lane is asked again.
+    fn gathers(&mut self, lane: usize, chosen: usize) -> bool {
+        let chain = self.lanes[CHAIN].seq;
+        let since = *self.lanes[lane].gathers_since.get_or_insert(chain);
+        let mut ready = self.ready.iter();
+        let waits = self.chain.makes_items(&self.topology)
+            && ready.any(|walk| walk.walk == chosen && walk.may_wait(chain - since));
+        if !waits {
+            self.lanes[lane].gathers_since = None;
+        }
+        waits
     }
 
     /// Collect the rows of `walk` that could run.
@@ -58,15 +74,20 @@ impl Core {
             }
         }
         if !places.is_empty() {
-            let urgent = kind == WalkKind::Stream && {
-                let soon = Instant::now() + SLACK;
-                let mut rows = places.iter();
-                rows.any(|&place| self.at_first_window(walk, place) || self.silent_at(place) < soon)
-            };
+            let (mut urgent, mut ends) = (false, false);
+            if kind == WalkKind::Stream {
+                // The next look may be as late as the end of a step that is about to begin.
+                let soon = Instant::now() + SLACK + 2 * self.beat;
+                for &place in &places {
+                    urgent |= self.at_first_window(walk, place) || self.silent_at(place) < soon;
+                    ends |= self.only_windows_left(walk, place);
+                }
+            }
             self.ready.push(Ready {
                 walk,
                 kind,
                 urgent,
+                ends,
                 passed_over: self.lanes[self.lane_of(walk)].turns.passed_over(walk),
             });
         }
@@ -76,6 +97,12 @@ impl Core {
     fn at_first_window(&mut self, walk: usize, place: usize) -> bool {
         let edge = self.topology.walks[walk].consumes;
         edge.is_some_and(|edge| self.requests.at(place).edges[edge].queue.at_first_window())
+    }
+
+    /// The request is over once its windows are.
+    fn only_windows_left(&mut self, walk: usize, place: usize) -> bool {
+        let edge = self.topology.walks[walk].consumes;
+        edge.is_some_and(|edge| self.requests.at(place).edges[edge].queue.is_closed())
     }
 
     /// Whether a row of `walk` could run. A row that only its node's pool holds up is parked, and gets its

@@ -35,10 +35,14 @@ impl Core {
         let recorders = &self.shared.recorders.walks[walk];
         recorders.rows.add(rows.len() as u64);
         recorders.device.add_time(device);
-        if self.topology.walks[walk].kind == WalkKind::Stream {
-            let items = rows.iter().map(|row| row.window.items.len()).sum();
-            recorders.items.add(items as u64);
-            self.paces[walk].landed(items, took);
+        match self.topology.walks[walk].kind {
+            WalkKind::Stream => {
+                let items = rows.iter().map(|row| row.window.items.len()).sum();
+                recorders.items.add(items as u64);
+                self.paces[walk].landed(items, took);
+            }
+            WalkKind::Loop => self.beat = took,
+            _ => {}
         }
     }
 
