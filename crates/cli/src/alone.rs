@@ -71,13 +71,21 @@ impl Chosen {
     }
 }
 
+/// The stream of a codec beside the chain.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct CodecLane {
+    pub(crate) priority: Priority,
+    /// Multiprocessors that it is kept to; `None` is all of them.
+    pub(crate) sms: Option<u32>,
+}
+
 /// An engine of `rows` requests.
 pub(crate) struct Alone {
     pub(crate) rows: usize,
     /// Longest request.
     pub(crate) frames: u32,
     /// The codec on a lane of its own, rather than on the chain.
-    pub(crate) codec_lane: bool,
+    pub(crate) codec_lane: Option<CodecLane>,
     /// Row counts that graphs are captured for.
     pub(crate) buckets: Vec<usize>,
 }
@@ -101,19 +109,21 @@ impl Alone {
             },
             page_size: resource.page_size,
         });
-        let lane = LaneConfig {
-            priority: Priority::High,
-            partition_sms: None,
+        let lane = |priority, partition_sms| LaneConfig {
+            priority,
+            partition_sms,
             max_rows: self.rows,
         };
+        let chain = lane(Priority::High, None);
+        let beside = self.codec_lane.map(|codec| lane(codec.priority, codec.sms));
         Engine::start(EngineConfig {
             device,
             model: model.clone(),
-            lanes: vec![lane; 1 + usize::from(self.codec_lane)],
+            lanes: [Some(chain), beside].into_iter().flatten().collect(),
             nodes: nodes
                 .map(|node| NodeConfig {
                     node: node.name.clone(),
-                    lane: usize::from(self.codec_lane && node.name == CODEC),
+                    lane: usize::from(self.codec_lane.is_some() && node.name == CODEC),
                     auto: None,
                 })
                 .collect(),

@@ -4,13 +4,16 @@
 //! the operations that end a stage, and each part is captured and timed alone on the stream it ran on, over the
 //! memory that the last step left. What an operation must at least move and compute gives the roofline.
 
+mod beside;
 mod recorder;
 
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
+use beside::Beside;
 use clap::Args;
 use laneway_cuda::bench::{cost_of, time_operations};
 use laneway_device::{Device, Op};
@@ -38,12 +41,34 @@ pub(crate) struct Arguments {
     /// Milliseconds of each stage's measurement.
     #[arg(long, default_value_t = 200)]
     budget_ms: u64,
+    /// In place of the stages: replays of a frame's graph before, while and after a codec works beside it on this many
+    /// multiprocessors (0: all of them); several values are measured one behind the other.
+    #[arg(long, value_delimiter = ',')]
+    beside: Vec<u32>,
+    /// Where the report of `--beside` goes, as JSON.
+    #[arg(long, requires = "beside")]
+    json: Option<PathBuf>,
 }
 
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let (device, model) = arguments.chosen.open()?;
+    let mut all = Vec::new();
     for &rows in &arguments.rows {
-        profile(arguments, &device, &model, rows).with_context(|| format!("profile {rows} rows"))?;
+        if arguments.beside.is_empty() {
+            profile(arguments, &device, &model, rows).with_context(|| format!("profile {rows} rows"))?;
+            continue;
+        }
+        println!("{rows} rows on {}:\n{}", device.facts().name, Beside::HEAD);
+        for &sms in &arguments.beside {
+            let beside = beside::measure(arguments, &device, &model, rows, sms)
+                .with_context(|| format!("replay {rows} rows beside a codec on {sms} SMs"))?;
+            println!("{}", beside.row());
+            all.push(beside);
+        }
+    }
+    if let Some(path) = &arguments.json {
+        let json = serde_json::to_string_pretty(&all).context("write the report")?;
+        std::fs::write(path, json + "\n").with_context(|| format!("write {}", path.display()))?;
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -59,7 +84,7 @@ fn profile(
     let alone = Alone {
         rows,
         frames: arguments.frames,
-        codec_lane: false,
+        codec_lane: None,
         buckets: vec![rows],
     };
     let (engine, handle) = alone.start(recorder.clone(), model)?;

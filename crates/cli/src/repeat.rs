@@ -12,11 +12,12 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use clap::Args;
+use laneway_device::Priority;
 use laneway_engine::{Engine, EngineHandle, OutputEvent, Submission};
 use laneway_models::qwen3_tts::Qwen3Tts;
 use laneway_models::qwen3_tts::request::SpeechInput;
 
-use crate::alone::{Alone, Chosen};
+use crate::alone::{Alone, Chosen, CodecLane};
 
 /// What is spoken, each with a seed of its own.
 const TEXTS: [&str; 4] = [
@@ -182,7 +183,10 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         let alone = Alone {
             rows: most_rows,
             frames: arguments.frames,
-            codec_lane: arguments.codec_lane,
+            codec_lane: arguments.codec_lane.then_some(CodecLane {
+                priority: Priority::High,
+                sms: None,
+            }),
             buckets: (0..)
                 .map(|power| 1 << power)
                 .take_while(|&rows| rows < most_rows)

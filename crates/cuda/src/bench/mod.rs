@@ -224,7 +224,7 @@ fn time(ops: &[&Op], stream: &dyn Stream, budget: Duration) -> Result<(f64, f64)
         }
         Ok(())
     })?;
-    let touches = pools(ops);
+    let touches = pools(ops.iter().copied());
     let replay = |times: usize| -> Result<f64> {
         let began = Instant::now();
         for _ in 0..times {
@@ -246,8 +246,12 @@ fn time(ops: &[&Op], stream: &dyn Stream, budget: Duration) -> Result<(f64, f64)
     Ok((seconds[seconds.len() / 2], seconds[0]))
 }
 
-/// Every pool that the operations reach by index.
-fn pools(ops: &[&Op]) -> Touches {
+/// Every pool that `ops` reach by index, as a replay of a graph of them declares it.
+pub fn touches_of(ops: &[Op]) -> Touches {
+    pools(ops.iter())
+}
+
+fn pools<'a>(ops: impl Iterator<Item = &'a Op>) -> Touches {
     let mut known: Vec<u64> = Vec::new();
     let mut touches = Touches::none();
     for op in ops {
