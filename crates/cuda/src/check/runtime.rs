@@ -10,6 +10,8 @@ use laneway_device::{
     Buffer, BufferSpec, DType, Device, DeviceError, Op, Place, Priority, Stream, StreamConfig, Touches, View,
 };
 
+mod slots;
+
 use super::caught;
 use crate::{CudaDevice, GuardSide};
 
@@ -53,6 +55,10 @@ pub fn check_runtime(device: &Arc<dyn Device>, cuda: Option<&CudaDevice>) -> Vec
         freed_in_capture(&kit()?)
     });
     run("a partition runs, records and replays", &|| partitions(&kit()?));
+    run(
+        "slots freed by one thread are zero for the next owner on another",
+        &|| slots::reused(&kit()?),
+    );
     if let Some(cuda) = cuda {
         run("timed events measure", &|| timed(&kit()?, cuda));
         run("a write outside a buffer is found", &|| guards(&kit()?, cuda));
@@ -178,6 +184,18 @@ fn grow(x: &Buffer, scale: &Buffer) -> Op {
         rows: 1,
         channels: LEN,
         out: x.view(),
+    })
+}
+
+/// `to += x`, where `one` is as long and all ones.
+fn add(x: &View, to: &View, one: &View) -> Op {
+    Op::ChannelScale(ChannelScale {
+        x: x.clone(),
+        scale: one.clone(),
+        add: Some(to.clone()),
+        rows: 1,
+        channels: x.len,
+        out: to.clone(),
     })
 }
 
