@@ -136,13 +136,18 @@ __device__ __forceinline__ void attend_short(const float* q, const Projections f
 #pragma unroll
         for (int i = 0; i < 2; ++i) k[i] = *(const uint4*)(own_key + 64 * i + 8 * eighth);
     }
+    // A warp has four keys; of those behind the row's own there is nothing to know.
+    if (warp * 4 > own) {
+        if (eighth < SHORT_HEADS) scores[eighth][key] = NONE;
+    } else {
 #pragma unroll
-    for (int h = 0; h < SHORT_HEADS; ++h) {
-        const float* const mine = queries[h] + 8 * eighth;
-        float s = __fadd_rn(dot8<KV>(k[0], mine, 0.0f), dot8<KV>(k[1], mine + 64, 0.0f));
+        for (int h = 0; h < SHORT_HEADS; ++h) {
+            const float* const mine = queries[h] + 8 * eighth;
+            float s = __fadd_rn(dot8<KV>(k[0], mine, 0.0f), dot8<KV>(k[1], mine + 64, 0.0f));
 #pragma unroll
-        for (int offset = 1; offset < 8; offset <<= 1) s = __fadd_rn(s, __shfl_xor_sync(0xffffffffu, s, offset));
-        if (eighth == h) scores[h][key] = at ? __fmul_rn(s, scale) : NONE;
+            for (int offset = 1; offset < 8; offset <<= 1) s = __fadd_rn(s, __shfl_xor_sync(0xffffffffu, s, offset));
+            if (eighth == h) scores[h][key] = at ? __fmul_rn(s, scale) : NONE;
+        }
     }
     __syncthreads();
 
@@ -159,11 +164,16 @@ __device__ __forceinline__ void attend_short(const float* q, const Projections f
     if (lane < KEYS) weights[warp][lane] = mine;
     __syncwarp();
     float low = 0.0f, high = 0.0f;
+    // Four keys at a time, as far as there are any: the others' weights are zero.
 #pragma unroll
-    for (int i = 0; i < KEYS; ++i) {
-        const u32 pair = *(const u32*)(&values[i][column]);
-        low = fmaf(low_half(pair, KV()), weights[warp][i], low);
-        high = fmaf(high_half(pair, KV()), weights[warp][i], high);
+    for (int first_of_four = 0; first_of_four < KEYS; first_of_four += 4) {
+        if (first_of_four > own) break;
+#pragma unroll
+        for (int i = first_of_four; i < first_of_four + 4; ++i) {
+            const u32 pair = *(const u32*)(&values[i][column]);
+            low = fmaf(low_half(pair, KV()), weights[warp][i], low);
+            high = fmaf(high_half(pair, KV()), weights[warp][i], high);
+        }
     }
     low = greatest == NONE ? 0.0f : __fdiv_rn(low, sum);
     high = greatest == NONE ? 0.0f : __fdiv_rn(high, sum);

@@ -45,10 +45,12 @@ fn columns(rows: usize) -> usize {
 
 impl Form {
     /// For `rows` rows of a product of `n` outputs: so many blocks that all multiprocessors have work, and no more sums to
-    /// send than that takes. Measured on an H200, with weights that come from memory.
-    fn new(n: usize, rows: usize) -> Self {
+    /// send than that takes. Measured on an H200, with weights that come from memory. One row of a long product has so little
+    /// else to fetch that two blocks of a multiprocessor, which ask for the next weights early, are worth their sums.
+    fn new(n: usize, k: usize, rows: usize) -> Self {
         let (outputs, blocks) = match n.div_ceil(64) * rows.div_ceil(ROW_BLOCK) {
             ..=48 => (64, 4),
+            49..=64 if rows == 1 && k >= 2048 => (64, 4),
             49..=96 => (64, 2),
             97..=128 => (64, 1),
             _ => (128, 1),
@@ -143,7 +145,7 @@ pub(super) fn warpgroup(
         return None;
     }
     let (n, k) = (op.w.n, op.w.k);
-    let form = Form::new(n, op.rows);
+    let form = Form::new(n, k, op.rows);
     let buffers = form.buffers(n, k, op.rows, target)?;
     Some(Launch {
         kernel: form.kernel(narrow),
@@ -187,6 +189,8 @@ mod tests {
     fn forms_fill_the_multiprocessors() {
         // Rows, outputs of the matrix, outputs of a block, blocks of a cluster, rows of a block.
         for (rows, n, form) in [
+            (1, 4096, (64, 4, 16)),
+            (2, 4096, (64, 2, 16)),
             (9, 512, (64, 4, 16)),
             (16, 1024, (64, 4, 16)),
             (17, 2048, (64, 4, 32)),
@@ -207,9 +211,14 @@ mod tests {
                 outputs,
                 blocks,
                 columns,
-            } = Form::new(n, rows);
+            } = Form::new(n, 2048, rows);
             assert_eq!((outputs, blocks, columns), form, "{rows} rows of {n} outputs");
         }
+        assert_eq!(
+            Form::new(4096, 1024, 1).blocks,
+            2,
+            "a short product has fewer sums to send"
+        );
     }
 
     #[test]
@@ -217,7 +226,7 @@ mod tests {
         for n in [64, 1024, 2048, 3072, 4096, 6144, 8192, 12288] {
             for k in (1024..=8192).step_by(1024) {
                 for rows in (9..300).step_by(7) {
-                    let form = Form::new(n, rows);
+                    let form = Form::new(n, k, rows);
                     let chunks = k / form.blocks / form.sets() / FETCH;
                     let buffers = form.buffers(n, k, rows, H200).unwrap();
                     let what = format!("{form:?} of {rows} rows, k {k}: {buffers}");
@@ -235,7 +244,7 @@ mod tests {
         // Outputs, k, rows: 128 clusters' blocks need halves of multiprocessors, 128 in pairs have one each.
         for (n, k, rows, buffers) in [(2048, 6144, 64, 2), (4096, 2048, 64, 4), (12288, 2048, 64, 3)] {
             assert_eq!(
-                Form::new(n, rows).buffers(n, k, rows, H200),
+                Form::new(n, k, rows).buffers(n, k, rows, H200),
                 Some(buffers),
                 "{n}x{k}"
             );
@@ -248,13 +257,13 @@ mod tests {
         // no tree, two buffers of 64 rows for each of two sets.
         let sums = (3 * 16 + 64) * 68 * 4;
         assert_eq!(
-            Form::new(1024, 64).shared(64, 2),
+            Form::new(1024, 1024, 64).shared(64, 2),
             (768usize + sums).next_multiple_of(128) + 2 * 2 * 128 * 2 * 64 + 1024
         );
         // 128 outputs of 16 rows, one block: two levels of 8 sums of 256 threads, for each of two sets.
         let tree = 2 * 256 * 8 * 4;
         assert_eq!(
-            Form::new(12288, 9).shared(9, 1),
+            Form::new(12288, 2048, 9).shared(9, 1),
             768 + 2 * tree + 2 * 128 * 2 * 9 + 1024
         );
     }
