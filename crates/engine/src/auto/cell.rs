@@ -18,7 +18,7 @@ const STICKY: f64 = 0.12;
 const LOAD_MEMORY: f64 = 0.95;
 const WIDTH_MEMORY: f64 = 0.98;
 
-/// How many requests are not whole yet, and how wide their windows are.
+/// How many requests want to advance, and how wide their windows are.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Load {
     wanting: f64,
@@ -119,6 +119,8 @@ struct Estimate {
     advance: Mean,
     /// Seconds of the node for an item, over the items of its steps.
     per_item: Mean,
+    /// Seconds of a step of the node.
+    node_step: Mean,
     /// Seconds of the chain for a request that begins.
     per_begin: Mean,
     beside: Mean,
@@ -137,6 +139,9 @@ pub(super) struct Cell {
     /// What the arm in use cost when it was last compared with the others.
     compared: Option<f64>,
 }
+
+/// Steps of the node that a request waits for its end: most of the one in front, its own, and now and then another's turn.
+const ENDS_WAIT: f64 = 2.0;
 
 /// Steps below which a mean says nothing.
 const LEAST_STEPS: f64 = 8.0;
@@ -178,21 +183,28 @@ impl Cell {
                 self.begun += rows;
                 estimate.per_begin.add(seconds / rows.max(1) as f64, NODE_MEMORY);
             }
-            SeenStep::Node { items, .. } => estimate.per_item.add(seconds / items.max(1) as f64, NODE_MEMORY),
+            SeenStep::Node { items, .. } => {
+                estimate.per_item.add(seconds / items.max(1) as f64, NODE_MEMORY);
+                estimate.node_step.add(seconds, NODE_MEMORY);
+            }
         }
     }
 
-    /// Seconds in which `wanting` requests make as many frames on this arm, and the node takes as many items; `None`: not
-    /// known.
+    /// Seconds in which each of `wanting` requests advances by a frame on this arm, and the node by as many
+    /// items; `None`: not known.
     pub(super) fn cost(&self, arm: usize, wanting: f64) -> Option<f64> {
         let estimate = &self.arms[arm];
         let begins = self.begins.value * self.per_begin(arm);
         let chain = (estimate.step.known(LEAST_STEPS)? + begins) / estimate.advance.value.max(1e-3);
         let node = estimate.per_item.known(LEAST_NODE_STEPS)? * wanting;
-        Some(match arm {
+        let cost = match arm {
             ON_CHAIN => chain + node,
             _ => chain.max(node),
-        })
+        };
+        // As many end as begin, in the time that a frame of all takes. Told from the node's steps rather than counted: the
+        // arm that was in force before leaves more or fewer of them behind than this one will have.
+        let waiting = self.begins.value / cost.max(1e-9) * ENDS_WAIT * estimate.node_step.value;
+        Some(cost * (1.0 + waiting / wanting.max(1.0)))
     }
 
     /// Of an arm under which none began yet: what it costs under the others.
@@ -220,6 +232,7 @@ impl Cell {
         estimate.step.age(f64::from(super::TRY_STEPS));
         estimate.advance.age(f64::from(super::TRY_STEPS));
         estimate.per_item.age(f64::from(super::TRY_NODE_STEPS));
+        estimate.node_step.age(f64::from(super::TRY_NODE_STEPS));
         estimate.per_begin.age(f64::from(super::TRY_NODE_STEPS));
     }
 

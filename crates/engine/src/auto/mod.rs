@@ -3,9 +3,11 @@
 //! replayed (see the tests).
 //!
 //! An *arm* is a way to run the node: arm 0 on the chain, the others on its lane, each in a partition or in none.
-//! What counts is the time in which as many frames are made as there are requests, those that end have been followed by
-//! others, and the node has kept up: on the chain all of it adds up, beside each other the slower one decides, and a
-//! request that waits for the node makes none. How many requests begin is the load's and not the arm's. Costs depend on the load, so each *cell* (about so
+//! What counts is the time in which every request that wants to advance by a frame has done so, those that end have been
+//! followed by others, and the node has kept up: on the chain all of it adds up, beside each other the slower one
+//! decides. A request that ends waits for the node once more, and where callers follow each other that keeps the next one
+//! out: an arm whose steps of the node are long makes less in the same time, though its chain may look fast. How many
+//! requests begin is the load's and not the arm's. Costs depend on the load, so each *cell* (about so
 //! many requests, windows about so wide) has estimates of its own.
 //!
 //! An arm that is not used is not measured, so it is tried from time to time: the worse it was, the more rarely,
@@ -65,7 +67,7 @@ pub(crate) struct Seen {
 pub(crate) enum SeenStep {
     /// A loop step of the chain.
     Chain {
-        /// Requests that are not whole yet: those that were held up, or wait for the node alone, included.
+        /// Requests that had a frame to make, those that were held up included.
         wanting: usize,
         /// Rows that made one.
         rows: usize,

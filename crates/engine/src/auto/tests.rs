@@ -16,7 +16,7 @@ struct Cost {
     node_steps: f64,
     /// Milliseconds that requests which begin take of the chain for each of its steps.
     begins: f64,
-    /// Share of the requests that a step advances; the others wait for the node.
+    /// Share of the callers whose requests want to advance; those of the others wait for the node alone.
     advances: f64,
 }
 
@@ -93,7 +93,7 @@ struct Replay {
     now: f64,
     node_due: f64,
     beside_due: f64,
-    steps: u32,
+    begins_due: f64,
     flips: Vec<Flip>,
     flipped_at: Vec<f64>,
 }
@@ -120,7 +120,7 @@ impl Replay {
             now: 0.0,
             node_due: 0.0,
             beside_due: 0.0,
-            steps: 0,
+            begins_due: 0.0,
             flips: Vec::new(),
             flipped_at: Vec::new(),
         }
@@ -147,16 +147,19 @@ impl Replay {
             self.beside_due += cost.beside_share(arm);
             let beside = self.beside_due >= 1.0;
             self.beside_due -= f64::from(u8::from(beside));
+            let wanting = (row.requests as f64 * cost.advances).round() as usize;
             let step = SeenStep::Chain {
-                wanting: row.requests,
-                rows: (row.requests as f64 * cost.advances).round() as usize,
+                wanting,
+                rows: wanting,
                 beside,
             };
             self.see(arm, if beside { cost.beside } else { cost.alone }, step);
-            // Three requests at every third step, about.
-            self.steps += 1;
-            if cost.begins > 0.0 && self.steps.is_multiple_of(3) {
-                self.see(arm, cost.begins * 3.0, SeenStep::Begin { rows: 3 });
+            // Requests are of 64 frames, and three begin at a time.
+            let begin = row.requests as f64 / 64.0;
+            self.begins_due += if cost.begins > 0.0 { begin } else { 0.0 };
+            if self.begins_due >= 3.0 {
+                self.begins_due -= 3.0;
+                self.see(arm, cost.begins / begin * 3.0, SeenStep::Begin { rows: 3 });
             }
             self.node_due += cost.node_steps;
             while self.node_due >= 1.0 {
@@ -460,8 +463,8 @@ fn requests_that_begin_cost_the_chain_and_not_the_node() {
     }
 }
 
-/// One H200, 0.6B, 32 callers at d2d9443, on 64 and on 32 multiprocessors: a step is shorter beside the smaller partition, but
-/// two more of the callers wait for the end of their sound there, so less is made.
+/// One H200, 0.6B, 32 callers at d2d9443, on the chain, 64 and 32 multiprocessors: a step is shorter beside the smaller
+/// partition, but two more of the callers wait for the end of their sound there, so less is made.
 #[test]
 fn requests_that_wait_for_the_node_make_no_frames() {
     let of = |[chain, node, begins, node_steps, advances]: [f64; 5]| Cost {

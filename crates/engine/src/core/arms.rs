@@ -181,12 +181,14 @@ impl Core {
         }
     }
 
-    /// Requests that have begun and are not whole yet. One that has made its frames and waits for the node counts: where
-    /// callers follow each other it keeps the next one out, so an arm that lets many wait makes less in the same time.
+    /// Requests that have frames to make.
     fn wanting(&mut self) -> usize {
         let requests = &mut self.requests;
-        let begun = |&&place: &&usize| requests.at(place).entered;
-        self.running.iter().filter(begun).count()
+        let wants = |&&place: &&usize| {
+            let request = requests.at(place);
+            request.entered && request.ended.is_none() && !request.stopping
+        };
+        self.running.iter().filter(wants).count()
     }
 
     fn wants_to_move(&mut self, index: usize, flip: &Flip) {
