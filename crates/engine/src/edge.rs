@@ -161,9 +161,11 @@ impl EdgeQueue {
         self.windows == 0
     }
 
-    /// Nothing more arrives: only windows are left of the request.
-    pub(crate) fn is_closed(&self) -> bool {
-        self.closed
+    /// The window that is ready should not wait: nothing more arrives, so only windows are left of the request, or another
+    /// window is full behind it, and a step takes one.
+    pub(crate) fn presses(&self) -> bool {
+        let next_two = self.chunk.window(self.windows) + self.chunk.window(self.windows + 1);
+        self.closed || self.queue.len() >= next_two as usize
     }
 
     /// Cut the next window.

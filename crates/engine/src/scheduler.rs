@@ -13,8 +13,8 @@ pub(crate) struct Ready {
     pub(crate) kind: WalkKind,
     /// A listener behind one of the rows hears nothing yet, or soon nothing any more.
     pub(crate) urgent: bool,
-    /// Of one of the requests only windows are left: it is over once they are.
-    pub(crate) ends: bool,
+    /// Of one of the requests only windows are left, so that it is over once they are, or more than one is full.
+    pub(crate) presses: bool,
     /// Steps of other walks that ran on this stream while this one was ready.
     pub(crate) passed_over: u32,
 }
@@ -23,7 +23,7 @@ impl Ready {
     /// Steps over which the walk gathers rows beside running decodes.
     pub(crate) fn gathers(&self) -> u32 {
         match self.kind {
-            WalkKind::Stream if !self.ends => GATHER_WINDOWS,
+            WalkKind::Stream if !self.presses => GATHER_WINDOWS,
             _ => GATHER,
         }
     }
@@ -31,15 +31,15 @@ impl Ready {
     /// On a lane: whether it may wait for more rows while the chain makes some, of which it made `since` steps meanwhile.
     /// The lane is idle, so what somebody waits for runs at once.
     pub(crate) fn may_wait(&self, since: u64) -> bool {
-        self.kind == WalkKind::Stream && !self.urgent && !self.ends && since < u64::from(GATHER_WINDOWS)
+        self.kind == WalkKind::Stream && !self.urgent && !self.presses && since < u64::from(GATHER_WINDOWS)
     }
 }
 
 /// A decode is passed over at most this often in a row, so that running requests keep their pace while
 /// others are prefilled and their first windows decoded.
 const DECODE_PATIENCE: u32 = 2;
-/// Beside running decodes, prompts gather over this many steps, and so do windows that end a request: a step of one row costs
-/// nearly what a step of several does.
+/// Beside running decodes, prompts gather over this many steps, and so do windows that end a request or have another one
+/// behind them: a step of one row costs nearly what a step of several does.
 const GATHER: u32 = 3;
 /// Windows that nobody waits for gather longer: about as long as a stream takes to fill one, so that most streams have one.
 const GATHER_WINDOWS: u32 = 8;
@@ -122,7 +122,7 @@ mod tests {
             walk,
             kind: KINDS[walk],
             urgent,
-            ends: false,
+            presses: false,
             passed_over: turns.passed_over(walk),
         }
     }
@@ -153,14 +153,14 @@ mod tests {
     }
 
     #[test]
-    fn windows_that_end_a_request_gather_for_as_long_as_prompts() {
+    fn windows_that_press_gather_for_as_long_as_prompts() {
         let mut turns = Turns::new(KINDS.len());
         let ran = [(); 8].map(|()| {
-            let ends = Ready {
-                ends: true,
+            let pressing = Ready {
+                presses: true,
                 ..ready(2, false, &turns)
             };
-            let all = [ready(1, false, &turns), ends];
+            let all = [ready(1, false, &turns), pressing];
             let chosen = choose(&all).expect("something is ready");
             turns.took(chosen, &all, false);
             chosen
@@ -180,7 +180,13 @@ mod tests {
             }
             .may_wait(0)
         );
-        assert!(!Ready { ends: true, ..window }.may_wait(0));
+        assert!(
+            !Ready {
+                presses: true,
+                ..window
+            }
+            .may_wait(0)
+        );
         for walk in [0, 1, 3, 4] {
             assert!(!ready(walk, false, &turns).may_wait(0), "{:?}", KINDS[walk]);
         }

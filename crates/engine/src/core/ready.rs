@@ -74,20 +74,20 @@ impl Core {
             }
         }
         if !places.is_empty() {
-            let (mut urgent, mut ends) = (false, false);
+            let (mut urgent, mut presses) = (false, false);
             if kind == WalkKind::Stream {
                 // The next look may be as late as the end of a step that is about to begin.
                 let soon = Instant::now() + SLACK + 2 * self.beat;
                 for &place in &places {
                     urgent |= self.at_first_window(walk, place) || self.silent_at(place) < soon;
-                    ends |= self.only_windows_left(walk, place);
+                    presses |= self.presses(walk, place);
                 }
             }
             self.ready.push(Ready {
                 walk,
                 kind,
                 urgent,
-                ends,
+                presses,
                 passed_over: self.lanes[self.lane_of(walk)].turns.passed_over(walk),
             });
         }
@@ -99,10 +99,9 @@ impl Core {
         edge.is_some_and(|edge| self.requests.at(place).edges[edge].queue.at_first_window())
     }
 
-    /// The request is over once its windows are.
-    fn only_windows_left(&mut self, walk: usize, place: usize) -> bool {
+    fn presses(&mut self, walk: usize, place: usize) -> bool {
         let edge = self.topology.walks[walk].consumes;
-        edge.is_some_and(|edge| self.requests.at(place).edges[edge].queue.is_closed())
+        edge.is_some_and(|edge| self.requests.at(place).edges[edge].queue.presses())
     }
 
     /// Whether a row of `walk` could run. A row that only its node's pool holds up is parked, and gets its

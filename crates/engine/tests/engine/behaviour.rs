@@ -91,6 +91,50 @@ fn windows_follow_the_chunk_policy() {
     assert_eq!(rig.collect(&mut stream).windows, [3, 8, 2]);
 }
 
+/// Two who have sound enough share the lane's steps, though their windows are full at different times; with next to none
+/// left each window runs as soon as it is full.
+#[test]
+fn windows_gather_on_a_lane_while_there_is_sound_left() {
+    let steps_of_codec = |playback_hz| {
+        let rig = Rig::start(RigConfig {
+            playback_hz,
+            ..RigConfig::default()
+        });
+        let chain = rig.device.gate("chain");
+        chain.close();
+        let made = || rig.steps("talker_prefill") + rig.steps("talker_decode");
+        let advance = |steps| {
+            for _ in 0..steps {
+                let next = made() + 1;
+                eventually("a step is on its way", || chain.held() > 0);
+                chain.allow(1);
+                eventually("it landed", || made() == next);
+            }
+        };
+        let submit = |seed: u32| {
+            let mut request = submission(&seed.to_string(), FakeRequest::new(seed, 41));
+            let (first, ramp, steady) = (1, vec![], 4);
+            request.chunk = Some(laneway_plan::declaration::ChunkPolicy { first, ramp, steady });
+            rig.handle.submit(request).unwrap()
+        };
+        let mut streams = vec![submit(1)];
+        advance(3);
+        streams.push(submit(2));
+        // The second is two frames behind, and a prefill.
+        advance(30);
+        let steps = rig.steps("codec_chunk");
+        chain.open();
+        for (stream, seed) in streams.iter_mut().zip([1, 2]) {
+            rig.collect(stream).assert_samples(&FakeRequest::new(seed, 41));
+        }
+        steps
+    };
+    let (in_time, in_a_hurry) = (steps_of_codec(1), steps_of_codec(1_000_000_000));
+    // Seven windows of each, and the two first ones.
+    assert!(in_time <= 10, "{in_time} steps while there is time");
+    assert!(in_a_hurry >= 13, "{in_a_hurry} steps while there is none");
+}
+
 /// Where items cost time, a step takes no more windows than a listener can wait for.
 #[test]
 fn a_costly_step_takes_few_windows() {
