@@ -180,7 +180,7 @@ fn streams(config: &EngineConfig) -> Result<Vec<Arc<dyn Stream>>, DeviceError> {
         .collect()
 }
 
-/// The arms of each node that may move: the chain, then its lane in each partition. Streams are made now, and
+/// The arms of each node that may move: the chain, then its lane in each partition, the largest first. Streams are made now, and
 /// captures on them with the warm-up: a flip makes nothing.
 fn arms(
     config: &EngineConfig,
@@ -217,12 +217,12 @@ fn arms(
                 lane: CHAIN,
                 stream: streams[CHAIN].clone(),
             };
-            let as_it_is = [0];
-            let sms = if auto.sms.is_empty() {
-                &as_it_is[..]
-            } else {
-                &auto.sms
-            };
+            let mut sms = auto.sms.clone();
+            if sms.is_empty() {
+                sms.push(0);
+            }
+            // They are tried in this order: what a small partition leaves undone would be blamed on the next one.
+            sms.sort_by_key(|&sms| if sms == 0 { 0 } else { u32::MAX - sms });
             std::iter::once(Ok(chain))
                 .chain(sms.iter().map(|&sms| lane(sms)))
                 .collect()

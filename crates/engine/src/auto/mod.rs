@@ -45,6 +45,8 @@ const CHANGED: f64 = 0.05;
 const TRY_AFTER_CHANGE: Duration = Duration::from_secs(10);
 /// Steps behind a flip that say nothing: what ran before it still shows in them.
 const UNSETTLED_STEPS: u32 = 8;
+/// As many of the node: they do what the arm before left undone.
+const UNSETTLED_NODE_STEPS: u32 = 3;
 /// Steps in a cell before anything is decided there.
 const DWELL_STEPS: u32 = 32;
 /// Flips in any minute behind which arms that are known are left alone.
@@ -145,8 +147,9 @@ pub(crate) struct Chooser {
     decided_in: Option<usize>,
     /// Steps in the cell, and under the arm, so far.
     dwelt: u32,
-    /// Steps still to be passed over.
+    /// Steps still to be passed over, of the chain and of the node.
     unsettled: u32,
+    unsettled_node: u32,
     trying: Option<Try>,
     /// When the arm changed, newest last.
     flips: VecDeque<Duration>,
@@ -163,6 +166,7 @@ impl Chooser {
             decided_in: None,
             dwelt: 0,
             unsettled: UNSETTLED_STEPS,
+            unsettled_node: 0,
             trying: None,
             flips: VecDeque::with_capacity(MAX_FLIPS + 1),
         }
@@ -186,8 +190,9 @@ impl Chooser {
         }
         let of_chain = matches!(seen.step, SeenStep::Chain { .. });
         let of_node = matches!(seen.step, SeenStep::Node { .. });
-        if self.unsettled > 0 {
-            self.unsettled -= u32::from(of_chain);
+        if self.unsettled > 0 || self.unsettled_node > 0 {
+            self.unsettled = self.unsettled.saturating_sub(u32::from(of_chain));
+            self.unsettled_node = self.unsettled_node.saturating_sub(u32::from(of_node));
             return;
         }
         self.dwelt += u32::from(of_chain);
@@ -360,6 +365,7 @@ impl Chooser {
         let flip = self.about(cell, self.arm, to, reason);
         self.arm = to;
         self.unsettled = UNSETTLED_STEPS;
+        self.unsettled_node = UNSETTLED_NODE_STEPS;
         self.dwelt = 0;
         self.flips.push_back(at);
         flip
