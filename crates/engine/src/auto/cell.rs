@@ -126,6 +126,8 @@ struct Estimate {
     beside: Mean,
     alone: Mean,
     last_try: Option<Duration>,
+    /// Tries so far.
+    tries: u32,
 }
 
 /// Every arm at one load.
@@ -222,6 +224,15 @@ impl Cell {
 
     pub(super) fn last_try(&self, arm: usize) -> Option<Duration> {
         self.arms[arm].last_try
+    }
+
+    /// A try of the arm is over.
+    pub(super) fn count_try(&mut self, arm: usize) {
+        self.arms[arm].tries += 1;
+    }
+
+    pub(super) fn tries(&self, arm: usize) -> u32 {
+        self.arms[arm].tries
     }
 
     /// The arm was looked at.

@@ -12,7 +12,7 @@
 //!
 //! An arm that is not used is not measured, so it is tried from time to time: the worse it was, the more rarely,
 //! so that trying costs less than [`TRY_BUDGET`] of the time. Another arm is adopted only when it is better by
-//! [`MARGIN`]. Looks at arms that are known are bounded by [`MAX_LOOKS`] flips a minute; a new load, whose arms are not,
+//! [`MARGIN`]. Looks at arms that are well known are bounded by [`MAX_LOOKS`] flips a minute; a new load, whose arms are not,
 //! may take more, but no more than [`MAX_FLIPS`] whatever happens: an arm that was good for the load before may be
 //! hopeless for this one. What a cell does not know yet is guessed from the nearest one that does.
 
@@ -43,6 +43,11 @@ const TRY_AFTER: (Duration, Duration) = (Duration::from_secs(30), Duration::from
 /// When the arm in use costs this share more or less than when it was compared, the others are tried earlier.
 const CHANGED: f64 = 0.05;
 const TRY_AFTER_CHANGE: Duration = Duration::from_secs(10);
+/// What is seen first of a load may not be what it is like: many requests that came together do the same things together. So
+/// arms that were about as good, within this share, are tried once more soon.
+const NEAR: f64 = 0.10;
+const TRY_AGAIN_AFTER: Duration = Duration::from_secs(3);
+const FIRST_TRIES: u32 = 2;
 /// Steps behind a flip that say nothing: what ran before it still shows in them.
 const UNSETTLED_STEPS: u32 = 8;
 /// As many of the node: they do what the arm before left undone.
@@ -237,6 +242,7 @@ impl Chooser {
             return None;
         }
         self.cells[cell].tried(self.arm, at);
+        self.cells[cell].count_try(self.arm);
         // It was measured until the try began.
         self.cells[cell].tried(trying.home, trying.since);
         // The next arm that nobody knows is tried from here: one flip instead of two.
@@ -289,10 +295,9 @@ impl Chooser {
             }
         }
         let next = self.due(cell, at, self.arm, self.arm)?;
-        let most = if self.cells[cell].knows(next) {
-            MAX_LOOKS
-        } else {
-            MAX_FLIPS
+        let most = match self.cells[cell].tries(next) < FIRST_TRIES {
+            true => MAX_FLIPS,
+            false => MAX_LOOKS,
         };
         if !self.may_flip(2, most) {
             return None;
@@ -348,6 +353,9 @@ impl Chooser {
                 };
                 let since = at.saturating_sub(tried);
                 let loss = self.cost(cell, arm).map_or(0.0, |cost| cost / home_cost - 1.0);
+                if state.tries(arm) < FIRST_TRIES && loss < NEAR {
+                    return since >= TRY_AGAIN_AFTER;
+                }
                 let step = home_cost.max(0.0) * f64::from(TRY_STEPS + UNSETTLED_STEPS);
                 let within_budget = (step * loss.max(0.0) / TRY_BUDGET).min(TRY_AFTER.1.as_secs_f64());
                 let least = if changed { TRY_AFTER_CHANGE } else { TRY_AFTER.0 };

@@ -63,9 +63,9 @@ pub(super) fn reused(kit: &Kit) -> Outcome {
         // The engine's loop: frees a slot as soon as its owner's last step is launched, landed or not.
         let freeing = (|| -> Outcome {
             for owner in 0..OWNERS {
-                let slot = match owner < SLOTS {
-                    true => &slots[owner],
-                    false => given
+                let slot = match slots.get(owner) {
+                    Some(slot) => slot,
+                    None => given
                         .recv_timeout(DEADLINE)
                         .map_err(|error| format!("no owner gave a slot back: {error}"))?,
                 };
