@@ -283,13 +283,18 @@ const ROWS: [(&str, &[Place]); 19] = [
         ],
     ),
     (
-        "a runaway stops at a budget from the text's length: finish reason `length`, counted",
+        "a runaway stops at a budget from the text's length, which the caller may raise: finish reason `length`, counted",
         &[
             (GATEWAY, "streams.rs", "a_runaway_ends_with_length"),
             (
                 "crates/models/src/qwen3_tts/",
                 "prompt.rs",
                 "the_budget_grows_with_what_must_be_said",
+            ),
+            (
+                "crates/models/src/qwen3_tts/request/",
+                "tests.rs",
+                "a_caller_may_raise_the_budget_up_to_the_cap",
             ),
             (GATEWAY, "lifecycle.rs", "every_metric_of_the_gateway_moves"),
         ],
