@@ -7,10 +7,11 @@ use laneway_telemetry::metric;
 use rustls::client::verify_server_name;
 use rustls::pki_types::{CertificateDer, ServerName};
 use rustls::server::ParsedCertificate;
+use x509_parser::error::X509Error;
 use x509_parser::prelude::{FromDer as _, X509Certificate};
 use x509_parser::time::ASN1Time;
 
-use crate::files::{TlsError, name_of, shown, unusable};
+use crate::files::{TlsError, name_of, shown};
 
 /// Before its end a certificate is warned of.
 pub(crate) const WARN_BEFORE: Duration = Duration::from_secs(14 * 24 * 3600);
@@ -21,8 +22,8 @@ pub(crate) struct Term {
     certificate: PathBuf,
     /// Who it is shown to, as the metric has it.
     shown_to: &'static str,
-    begins: ASN1Time,
-    ends: ASN1Time,
+    /// From when to when it counts, and those that lead to its authority; or why that cannot be read.
+    counts: Result<(ASN1Time, ASN1Time), String>,
     /// The certificate itself, without those that lead to its authority.
     own: CertificateDer<'static>,
     /// What callers ask for.
@@ -30,30 +31,21 @@ pub(crate) struct Term {
 }
 
 impl Term {
-    /// Of a certificate and those that lead to its authority: the time in which all of them count.
+    /// Of the certificate of a file.
     pub(crate) fn of(
         path: &Path,
         chain: &[CertificateDer<'static>],
         shown_to: &'static str,
         name: Option<&ServerName<'static>>,
     ) -> Result<Self, TlsError> {
-        let mut terms = Vec::new();
-        for certificate in chain {
-            let (_, parsed) =
-                X509Certificate::from_der(certificate).map_err(|error| unusable(path, &error))?;
-            let validity = parsed.validity();
-            terms.push((validity.not_before, validity.not_after));
-        }
-        let begins = terms.iter().map(|(begins, _)| *begins).max();
-        let ends = terms.iter().map(|(_, ends)| *ends).min();
-        let (Some(begins), Some(ends), Some(own)) = (begins, ends, chain.first()) else {
-            return Err(unusable(path, &"it holds no certificate"));
-        };
+        let own = chain.first().ok_or_else(|| TlsError::Empty {
+            path: path.to_owned(),
+            wanted: "certificate",
+        })?;
         Ok(Self {
             certificate: path.to_owned(),
             shown_to,
-            begins,
-            ends,
+            counts: counts(own, chain).map_err(|error| error.to_string()),
             own: own.clone(),
             asked_for: name.cloned(),
         })
@@ -77,8 +69,10 @@ impl Term {
 
     /// Say what is wrong with it, or will be soon, and when it ends.
     pub(crate) fn tell(&self) {
-        let ends = self.ends.timestamp() as f64;
-        metrics::gauge!(metric::TLS_CERTIFICATE_EXPIRY, "certificate" => self.shown_to).set(ends);
+        if let Ok((_, ends)) = &self.counts {
+            let ends = ends.timestamp() as f64;
+            metrics::gauge!(metric::TLS_CERTIFICATE_EXPIRY, "certificate" => self.shown_to).set(ends);
+        }
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         for problem in self.problems(now) {
             tracing::warn!(certificate = shown(&self.certificate), "{problem}");
@@ -88,26 +82,10 @@ impl Term {
     /// What whoever runs this should hear, at a time since 1970.
     fn problems(&self, now: Duration) -> Vec<String> {
         let now = i64::try_from(now.as_secs()).unwrap_or(i64::MAX);
-        let left = self.ends.timestamp().saturating_sub(now);
-        let mut problems = Vec::new();
-        if left < 0 {
-            problems.push(format!(
-                "the certificate expired on {}: callers refuse it; put a new one in its place",
-                self.ends
-            ));
-        } else if left < WARN_BEFORE.as_secs().cast_signed() {
-            problems.push(format!(
-                "the certificate expires on {}, in {} days; put a new one in its place before",
-                self.ends,
-                left / (24 * 3600)
-            ));
-        }
-        if self.begins.timestamp() > now {
-            problems.push(format!(
-                "the certificate counts from {} on: callers refuse it until then, unless the clock here is wrong",
-                self.begins
-            ));
-        }
+        let mut problems = match &self.counts {
+            Ok((begins, ends)) => untimely(begins, ends, now),
+            Err(problem) => vec![format!("when the certificate expires cannot be read: {problem}")],
+        };
         if let Some(name) = &self.asked_for
             && !self.is_for(name)
         {
@@ -115,6 +93,45 @@ impl Term {
         }
         problems
     }
+}
+
+/// The time in which all of a chain count.
+fn counts(
+    own: &CertificateDer<'_>,
+    chain: &[CertificateDer<'_>],
+) -> Result<(ASN1Time, ASN1Time), x509_parser::nom::Err<X509Error>> {
+    let of = |certificate: &[u8]| -> Result<_, x509_parser::nom::Err<X509Error>> {
+        let (_, parsed) = X509Certificate::from_der(certificate)?;
+        let validity = parsed.validity();
+        Ok((validity.not_before, validity.not_after))
+    };
+    let mut all = of(own)?;
+    for certificate in chain {
+        let (begins, ends) = of(certificate)?;
+        all = (all.0.max(begins), all.1.min(ends));
+    }
+    Ok(all)
+}
+
+fn untimely(begins: &ASN1Time, ends: &ASN1Time, now: i64) -> Vec<String> {
+    let left = ends.timestamp().saturating_sub(now);
+    let mut problems = Vec::new();
+    if left < 0 {
+        problems.push(format!(
+            "the certificate expired on {ends}: callers refuse it; put a new one in its place"
+        ));
+    } else if left < WARN_BEFORE.as_secs().cast_signed() {
+        let days = left / (24 * 3600);
+        problems.push(format!(
+            "the certificate expires on {ends}, in {days} days; put a new one in its place before"
+        ));
+    }
+    if begins.timestamp() > now {
+        problems.push(format!(
+            "the certificate counts from {begins} on: callers refuse it until then, unless the clock here is wrong"
+        ));
+    }
+    problems
 }
 
 fn not_for(name: &str) -> String {

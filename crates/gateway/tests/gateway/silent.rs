@@ -141,7 +141,7 @@ fn call() -> Vec<u8> {
 async fn next(stream: &mut TcpStream) -> Option<(u8, u8, Vec<u8>)> {
     let mut head = [0; 9];
     soon(stream.read_exact(&mut head)).await.ok()?;
-    let mut payload = vec![0; usize::from(head[1]) << 8 | usize::from(head[2])];
+    let mut payload = vec![0; (usize::from(head[1]) << 8) | usize::from(head[2])];
     soon(stream.read_exact(&mut payload)).await.ok()?;
     Some((head[3], head[4], payload))
 }
