@@ -11,7 +11,7 @@ use std::time::Duration;
 use anyhow::Context as _;
 use laneway_engine_manager::EngineManager;
 use laneway_gateway::config::Access;
-use laneway_gateway::{Config, DiscoveryConfig, LinkConfig, Shutdown};
+use laneway_gateway::{Config, DiscoveryConfig, LinkConfig, Shutdown, Voices};
 use laneway_plan::Deployment;
 use laneway_tls::flags::InternalTlsArgs;
 use laneway_tls::{Dial, InternalTls};
@@ -43,6 +43,8 @@ pub(crate) struct SystemConfig {
     pub(crate) metrics: Option<SocketAddr>,
     /// Who may call the gateway, and how.
     pub(crate) access: Access,
+    /// Registered voices; the gateway keeps none without it.
+    pub(crate) voices: Option<Voices>,
     /// What the roles encrypt what is between them with, and the flags that say so to workers that are processes.
     pub(crate) internal_tls: (Option<InternalTls>, InternalTlsArgs),
 }
@@ -101,6 +103,7 @@ impl System {
         };
         let gateway_config = Config {
             drain_bound: deployment.services.drain_timeout,
+            voices: config.voices,
             link: LinkConfig {
                 internal_tls: tls.clone(),
                 ..LinkConfig::default()

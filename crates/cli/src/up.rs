@@ -11,8 +11,8 @@ use clap::error::ErrorKind;
 use clap::parser::ValueSource;
 use clap::{ArgMatches, Args, ValueEnum};
 use laneway_engine_manager::{EngineManager, mps};
-use laneway_gateway::config::AccessArgs;
-use laneway_gateway::{Config, DiscoveryConfig, LinkConfig, Shutdown};
+use laneway_gateway::config::{AccessArgs, VoicesArgs};
+use laneway_gateway::{Config, DiscoveryConfig, LinkConfig, Shutdown, Voices};
 use laneway_tls::Dial;
 use laneway_tls::flags::InternalTlsArgs;
 use laneway_worker::device::local_devices;
@@ -60,6 +60,8 @@ pub(crate) struct Arguments {
     #[command(flatten)]
     access: AccessArgs,
     #[command(flatten)]
+    voices: VoicesArgs,
+    #[command(flatten)]
     internal_tls: InternalTlsArgs,
     /// Serve Prometheus metrics on this address (`laneway top` reads them); port 0 takes a free one.
     #[arg(long, env = "LANEWAY_METRICS_LISTEN")]
@@ -89,6 +91,9 @@ pub(crate) fn refuse_misplaced(flags: &ArgMatches) -> Result<(), clap::Error> {
         ("tls-client-ca", "--tls-client-ca"),
         ("api_keys", "--api-keys"),
         ("cors_origins", "--cors-origin"),
+        ("voices_dir", "--voices-dir"),
+        ("max_voices", "--max-voices"),
+        ("max_voices_mib", "--max-voices-mib"),
     ] {
         if flags.value_source(id) == Some(ValueSource::CommandLine) {
             let problem = format!(
@@ -136,6 +141,7 @@ pub(crate) async fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
                 gateway_listen: arguments.listen,
                 metrics: arguments.metrics_listen,
                 access: arguments.access.read().map_err(BadFlags)?,
+                voices: read_voices(arguments.voices)?,
                 internal_tls: (tls, arguments.internal_tls),
             });
             return all(system.await?, drain).await;
@@ -155,6 +161,7 @@ pub(crate) async fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
             let access = arguments.access.read().map_err(BadFlags)?;
             let config = Config {
                 drain_bound: services.drain_timeout,
+                voices: read_voices(arguments.voices)?,
                 link: LinkConfig {
                     internal_tls: tls,
                     ..LinkConfig::default()
@@ -194,6 +201,10 @@ pub(crate) async fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
         }
     }
     Ok(ExitCode::SUCCESS)
+}
+
+fn read_voices(arguments: VoicesArgs) -> Result<Option<Voices>, BadFlags> {
+    arguments.read().map_err(|violation| BadFlags(vec![violation]))
 }
 
 async fn all(mut system: System, drain: CancellationToken) -> anyhow::Result<ExitCode> {

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::Context as _;
-use laneway_proto::v1;
 use laneway_proto::v1::engine_manager_server::EngineManagerServer;
+use laneway_proto::{CALLER_PATIENCE, CALLER_PING, v1};
 use laneway_telemetry::metric;
 use laneway_tls::{Incoming, InternalTls};
 use tokio::net::TcpListener;
@@ -89,6 +89,8 @@ impl EngineManager {
                 .register_encoded_file_descriptor_set(laneway_proto::FILE_DESCRIPTOR_SET)
         };
         let server = Server::builder()
+            .http2_keepalive_interval(Some(CALLER_PING))
+            .http2_keepalive_timeout(Some(CALLER_PATIENCE))
             .add_service(health)
             .add_service(reflection().build_v1().context("build reflection")?)
             .add_service(reflection().build_v1alpha().context("build reflection")?)

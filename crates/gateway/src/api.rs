@@ -82,8 +82,8 @@ impl Api {
         let key = place.key.clone();
         let kept = off_the_async_threads(move || {
             // Held until it is written, also when the caller is gone by then.
-            let RegistrationPlace { voices, _place, .. } = place;
-            voices.register(voices::checked(request, &models)?)
+            let RegistrationPlace { voices, key, _place } = place;
+            voices.register(voices::checked(request, key, &models)?)
         });
         kept.await.inspect_err(|failure| count_refusal(failure, &key))
     }
@@ -91,11 +91,12 @@ impl Api {
     /// Forget the registered voice of this name or id.
     ///
     /// # Errors
-    /// `VoicesNotKept`, `UnknownVoice`.
+    /// `VoicesNotKept`, `UnknownVoice`, `VoiceOfAnother`.
     pub(crate) async fn delete_voice(&self, name: String, key: &KeyName) -> Result<Arc<Registered>, Failure> {
         let refused = |failure: &Failure| count_refusal(failure, key);
         let voices = self.kept_voices().cloned().inspect_err(refused)?;
-        let deleted = off_the_async_threads(move || voices.delete(&name));
+        let owner = key.clone();
+        let deleted = off_the_async_threads(move || voices.delete(&name, &owner));
         deleted.await.inspect_err(refused)
     }
 

@@ -1,10 +1,10 @@
 //! What a gateway is built from: the flags as given, and the checked values that the code uses.
 
 mod access;
+mod voices;
 
 use std::net::SocketAddr;
 use std::num::NonZeroUsize;
-use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
@@ -15,9 +15,10 @@ use tonic::transport::Uri;
 use crate::discovery::DnsName;
 use crate::http::origin::Origins;
 use crate::keys::ApiKeys;
-use crate::voices::{Voices, VoicesConfig};
+use crate::voices::Voices;
 
 pub use access::{Access, AccessArgs};
+pub use voices::VoicesArgs;
 
 /// Default address of the public API.
 pub const DEFAULT_LISTEN: &str = "127.0.0.1:8080";
@@ -108,15 +109,9 @@ pub struct GatewayArgs {
     /// Seconds after which a stream of text that nothing comes from, and that has nothing to speak, is ended.
     #[arg(long, env = environment::IDLE_SECONDS, default_value_t = DEFAULT_IDLE_SECONDS)]
     pub idle_seconds: u64,
-    /// Directory in which registered voices are kept, for this gateway alone. Without it none can be registered.
-    #[arg(long, env = environment::VOICES_DIR)]
-    pub voices_dir: Option<PathBuf>,
-    /// Most registered voices.
-    #[arg(long, env = environment::MAX_VOICES, default_value_t = DEFAULT_MAX_VOICES)]
-    pub max_voices: usize,
-    /// Most MiB of registered voices, on disk and in memory; a second of one takes about 0.1.
-    #[arg(long, env = environment::MAX_VOICES_MIB, default_value_t = DEFAULT_MAX_VOICES_MIB)]
-    pub max_voices_mib: u64,
+    /// Registered voices.
+    #[command(flatten)]
+    pub voices: VoicesArgs,
     /// Who may call, and how.
     #[command(flatten)]
     pub access: AccessArgs,
@@ -160,6 +155,8 @@ pub struct Config {
     pub link: LinkConfig,
     /// Waits inside a stream.
     pub stream: StreamConfig,
+    /// Waits for whoever is at the other end of a public connection.
+    pub caller: CallerConfig,
 }
 
 /// Where workers come from.
@@ -205,6 +202,17 @@ impl LinkConfig {
     }
 }
 
+/// Waits for the other end of a public connection. Each ends the connection, and every call on it.
+#[derive(Debug, Clone)]
+pub struct CallerConfig {
+    /// Until a new connection has said what it speaks.
+    pub greeting: Duration,
+    /// Between HTTP/2 pings, which find a caller that is gone without a word, also one that has no call.
+    pub keep_alive_interval: Duration,
+    /// Until a ping counts as lost.
+    pub keep_alive_timeout: Duration,
+}
+
 /// Waits inside a stream. Each ends the stream (or the attempt) when it runs out; the caller's own deadline ends it
 /// at any time.
 #[derive(Debug, Clone)]
@@ -239,6 +247,17 @@ impl Default for LinkConfig {
     }
 }
 
+impl Default for CallerConfig {
+    fn default() -> Self {
+        Self {
+            greeting: Duration::from_secs(15),
+            keep_alive_interval: Duration::from_secs(10),
+            // A caller behind a line that is full of its own audio answers late.
+            keep_alive_timeout: Duration::from_secs(20),
+        }
+    }
+}
+
 impl Default for StreamConfig {
     fn default() -> Self {
         Self {
@@ -269,6 +288,7 @@ impl Config {
             reflection: true,
             link: LinkConfig::default(),
             stream: StreamConfig::default(),
+            caller: CallerConfig::default(),
         }
     }
 
@@ -367,30 +387,15 @@ impl TryFrom<GatewayArgs> for Config {
                 );
             }
         }
-        let max_voices = NonZeroUsize::new(args.max_voices);
-        if max_voices.is_none() {
-            let problem = "none could be registered; write 1 or more, or leave out --voices-dir";
-            refuse("--max-voices", "0", problem.into());
-        }
-        let voices = args
-            .voices_dir
-            .zip(max_voices)
-            .and_then(|(directory, max_voices)| {
-                let shown = directory.display().to_string();
-                let opened = Voices::open(VoicesConfig {
-                    directory,
-                    max_voices,
-                    max_bytes: args.max_voices_mib.saturating_mul(1 << 20),
-                });
-                opened
-                    .map_err(|error| refuse("--voices-dir", &shown, error.to_string()))
-                    .ok()
-            });
+        let voices = args.voices.read();
         let access = args.access.read();
+        violations.extend(voices.as_ref().err().into_iter().cloned());
         violations.extend(internal.err().into_iter().flatten());
         violations.extend(access.as_ref().err().into_iter().flatten().cloned());
-        match (listen, discovery, max_in_flight, access) {
-            (Ok(listen), Some(discovery), Some(max_in_flight), Ok(access)) if violations.is_empty() => {
+        match (listen, discovery, max_in_flight, voices, access) {
+            (Ok(listen), Some(discovery), Some(max_in_flight), Ok(voices), Ok(access))
+                if violations.is_empty() =>
+            {
                 Ok(Self {
                     max_in_flight,
                     max_text_chars: args.max_text_chars,

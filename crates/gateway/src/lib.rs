@@ -37,7 +37,7 @@ mod speech;
 mod validate;
 mod voices;
 
-pub use config::{Config, DiscoveryConfig, LinkConfig, StreamConfig};
+pub use config::{CallerConfig, Config, DiscoveryConfig, LinkConfig, StreamConfig};
 pub use discovery::{DnsName, NotADnsName};
 pub use drain::Shutdown;
 pub use http::origin::Origins;

@@ -13,11 +13,9 @@ use laneway_tls::{Accepted, Incoming};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use crate::http::connection::{Connection, GREETING_TIMEOUT};
+use crate::config::CallerConfig;
+use crate::http::connection::Connection;
 use crate::http::headers::MAX_HEADER_BYTES;
-
-/// Between HTTP/2 pings to callers, which find one that is gone without a word.
-const CALLER_KEEP_ALIVE: Duration = Duration::from_secs(10);
 
 /// What connections are served with.
 #[derive(Debug, Clone)]
@@ -27,6 +25,8 @@ pub(crate) struct Serving {
     pub(crate) max_streams: u32,
     /// Until a caller takes something of what is written.
     pub(crate) write_timeout: Duration,
+    /// Until it says something.
+    pub(crate) caller: CallerConfig,
     /// Close every connection as its last call ends.
     pub(crate) stopped: CancellationToken,
     /// Those that are open.
@@ -35,7 +35,7 @@ pub(crate) struct Serving {
 
 /// Serve until `stopped`, and then until the last connection has closed.
 pub(crate) async fn serve(mut incoming: Incoming, serving: Serving) {
-    let builder = Arc::new(builder(serving.max_streams));
+    let builder = Arc::new(builder(&serving));
     while let Some(stream) = serving.stopped.run_until_cancelled(incoming.next()).await {
         let (serving, builder) = (serving.clone(), builder.clone());
         let open = serving.open.clone();
@@ -47,21 +47,22 @@ pub(crate) async fn serve(mut incoming: Incoming, serving: Serving) {
     serving.open.wait().await;
 }
 
-fn builder(max_streams: u32) -> Builder<TokioExecutor> {
+fn builder(serving: &Serving) -> Builder<TokioExecutor> {
     let mut builder = Builder::new(TokioExecutor::new());
     builder
         .http2()
         .timer(TokioTimer::new())
-        .max_concurrent_streams(max_streams)
+        .max_concurrent_streams(serving.max_streams)
         .max_header_list_size(MAX_HEADER_BYTES)
-        .keep_alive_interval(CALLER_KEEP_ALIVE);
+        .keep_alive_interval(serving.caller.keep_alive_interval)
+        .keep_alive_timeout(serving.caller.keep_alive_timeout);
     // Headers that do not come are waited for only with a timer.
     builder.http1().timer(TokioTimer::new());
     builder
 }
 
 async fn connection(stream: Accepted, serving: &Serving, builder: &Builder<TokioExecutor>) {
-    let stream = Connection::new(stream, GREETING_TIMEOUT, serving.write_timeout);
+    let stream = Connection::new(stream, serving.caller.greeting, serving.write_timeout);
     let service = TowerToHyperService::new(serving.routes.clone());
     let connection = builder.serve_connection_with_upgrades(TokioIo::new(stream), service);
     let mut connection = std::pin::pin!(connection);

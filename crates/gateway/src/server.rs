@@ -212,6 +212,7 @@ impl Gateway {
             routes,
             max_streams: admission.n_permits().saturating_add(EXTRA_CALLS),
             write_timeout,
+            caller: config.caller,
             stopped: stopped.clone(),
             open,
         };

@@ -3,7 +3,7 @@
 //! Owns: the directory, which no other gateway may use at the same time, and the clips, all of them in memory: they are
 //! bounded in number and in bytes. [`Voices::open`] reads them once. Writing is for one thread at a time and blocks, so
 //! async code calls it on the blocking threads. A voice is a file that is named by the hash of what it holds
-//! (`voices/file.rs`); nothing that a caller says becomes part of a path.
+//! (`voices/file.rs`); nothing that a caller says becomes part of a path. It is deleted by the API key that registered it.
 
 mod clip;
 mod file;
@@ -22,6 +22,7 @@ use laneway_telemetry::metric;
 use parking_lot::{Mutex, RwLock};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
+use crate::caller::KeyName;
 use crate::facts::ModelFacts;
 use crate::routing::overloaded;
 
@@ -170,10 +171,11 @@ impl Voices {
             if there.id == voice.id {
                 return Ok(there);
             }
-            let problem = format!(
-                "another clip is registered as \"{}\"; delete it first",
-                there.name
-            );
+            let remedy = match there.is_for(&voice.owner) {
+                true => "delete it first",
+                false => "choose another name",
+            };
+            let problem = format!("another clip is registered as \"{}\"; {remedy}", there.name);
             return Err(Failure::of_field(ErrorCode::VoiceExists, "name", problem));
         }
         self.check_room(voice.n_bytes())?;
@@ -187,16 +189,23 @@ impl Voices {
         Ok(voice)
     }
 
-    /// Forget the voice of this name or id. It blocks.
+    /// Forget the voice of this name or id for a call with this key. It blocks.
     ///
     /// # Errors
-    /// `UnknownVoice`, or `Internal` when its file cannot be removed.
-    pub(crate) fn delete(&self, name: &str) -> Result<Arc<Registered>, Failure> {
+    /// `UnknownVoice`, `VoiceOfAnother`, or `Internal` when its file cannot be removed.
+    pub(crate) fn delete(&self, name: &str, key: &KeyName) -> Result<Arc<Registered>, Failure> {
         let _writing = self.0.writing.lock();
         let Some(voice) = self.find(name) else {
             let problem = format!("no voice \"{}\" is registered", crate::validate::shortened(name));
             return Err(Failure::of_field(ErrorCode::UnknownVoice, "voice", problem));
         };
+        if !voice.is_for(key) {
+            let problem = format!(
+                "\"{}\" was registered with another API key, which alone may delete it",
+                voice.name
+            );
+            return Err(Failure::of_field(ErrorCode::VoiceOfAnother, "voice", problem));
+        }
         file::remove(&self.0.config.directory, &voice).map_err(|error| unwritten("remove", &error))?;
         self.0.all.write().retain(|other| other.id != voice.id);
         self.count();

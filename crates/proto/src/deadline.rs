@@ -4,6 +4,11 @@ use std::time::Duration;
 
 use tonic::metadata::MetadataMap;
 
+/// Between the pings that a role sends to those who call it: one that is gone without a word would hold what it asked for.
+pub const CALLER_PING: Duration = Duration::from_secs(2);
+/// Until such a ping counts as lost: a gateway at its limit answers late.
+pub const CALLER_PATIENCE: Duration = Duration::from_secs(5);
+
 /// How long the caller will wait, from the `grpc-timeout` header. `None` without one, or with one that is not
 /// as the gRPC protocol has it (which the protocol says to treat as absent).
 ///

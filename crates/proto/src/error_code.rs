@@ -69,6 +69,8 @@ pub enum ErrorCode {
     VoicesNotKept,
     /// Another clip is registered under that name.
     VoiceExists,
+    /// The voice was registered with another API key.
+    VoiceOfAnother,
     /// No more voices are kept: one has to be deleted first.
     VoicesFull,
     /// A fault of ours. The message to the caller never says more.
@@ -107,7 +109,7 @@ const fn row(
 }
 
 /// Every code, in the order of the enum.
-pub const ERROR_CODES: [ErrorCodeRow; 34] = [
+pub const ERROR_CODES: [ErrorCodeRow; 35] = [
     row(
         ErrorCode::InvalidArgument,
         "INVALID_ARGUMENT",
@@ -331,6 +333,13 @@ pub const ERROR_CODES: [ErrorCodeRow; 34] = [
         Code::AlreadyExists,
         409,
         "voice_exists",
+    ),
+    row(
+        ErrorCode::VoiceOfAnother,
+        "VOICE_OF_ANOTHER",
+        Code::PermissionDenied,
+        403,
+        "voice_of_another",
     ),
     row(
         ErrorCode::VoicesFull,

@@ -13,7 +13,7 @@ pub mod plan;
 pub use convert::{
     PayloadError, frames_from_rows, micros, rows_from_frames, samples_from_bytes, samples_to_bytes,
 };
-pub use deadline::grpc_timeout;
+pub use deadline::{CALLER_PATIENCE, CALLER_PING, grpc_timeout};
 pub use error_code::{ERROR_CODES, ErrorCode, ErrorCodeRow};
 pub use failure::{ERROR_DOMAIN, Failure, Violation};
 pub use id::{InvalidId, RequestId, WorkerId};

@@ -8,7 +8,7 @@ use anyhow::Context as _;
 use axum::Router;
 use axum::http::header::CONTENT_TYPE;
 use axum::routing::get;
-use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
+use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle, PrometheusRecorder};
 
 use crate::metric::{Kind, METRICS};
 
@@ -29,6 +29,24 @@ pub fn install_recorder() -> anyhow::Result<PrometheusHandle> {
     if let Some(handle) = &*recorder {
         return Ok(handle.clone());
     }
+    let handle = builder()?
+        .install_recorder()
+        .context("install the metrics recorder")?;
+    describe();
+    *recorder = Some(handle.clone());
+    Ok(handle)
+}
+
+/// A recorder that nobody writes to yet. `metrics::set_default_local_recorder` makes it that of one thread: a test that
+/// counts sees nothing of the others.
+///
+/// # Errors
+/// The bounds of a histogram are none.
+pub fn recorder() -> anyhow::Result<PrometheusRecorder> {
+    Ok(builder()?.build_recorder())
+}
+
+fn builder() -> anyhow::Result<PrometheusBuilder> {
     let mut builder = PrometheusBuilder::new();
     for metric in METRICS {
         if let Kind::Histogram(bounds) = metric.kind {
@@ -37,12 +55,7 @@ pub fn install_recorder() -> anyhow::Result<PrometheusHandle> {
                 .context("set histogram buckets")?;
         }
     }
-    let handle = builder
-        .install_recorder()
-        .context("install the metrics recorder")?;
-    describe();
-    *recorder = Some(handle.clone());
-    Ok(handle)
+    Ok(builder)
 }
 
 fn describe() {

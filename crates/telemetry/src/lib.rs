@@ -12,6 +12,6 @@ mod signals;
 pub mod stage;
 
 pub use causes::{causes, causes_of, causes_of_status};
-pub use exporter::{install_recorder, serve_metrics};
+pub use exporter::{install_recorder, recorder, serve_metrics};
 pub use init::{LogFormat, TelemetryConfig, TelemetryGuard, init};
 pub use signals::drain_on_signal;

@@ -42,6 +42,9 @@ pub const GATEWAY_BUSY: &str = "laneway_gateway_busy";
 /// Certificates that changed on disk, by `outcome`: `taken`, or `kept` where what came could not be used and the last
 /// ones stay.
 pub const TLS_RELOADS: &str = "laneway_tls_reloads_total";
+/// When the certificate that a role shows expires, or the first of those that lead to its authority, in seconds since 1970,
+/// by `certificate`: `public`, of the gateway's API, or `internal`, between the roles.
+pub const TLS_CERTIFICATE_EXPIRY: &str = "laneway_tls_certificate_expiry_timestamp_seconds";
 /// Connections that did not get through their handshake: no certificate, a wrong one, no TLS, or too slow.
 pub const TLS_REFUSALS: &str = "laneway_tls_refusals_total";
 
@@ -204,6 +207,11 @@ pub const METRICS: &[Metric] = &[
         TLS_RELOADS,
         Kind::Counter,
         "Certificates that changed on disk, by outcome: taken, or kept as they were.",
+    ),
+    metric(
+        TLS_CERTIFICATE_EXPIRY,
+        Kind::Gauge,
+        "When the certificate that is shown expires, in seconds since 1970: public or internal.",
     ),
     metric(
         TLS_REFUSALS,

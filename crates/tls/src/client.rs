@@ -15,7 +15,7 @@ use tower::Service as _;
 
 use crate::advice::{Advice, Advised, Flags, Heard};
 use crate::files::{Identity, TlsError, authorities, name_of, provider, unusable};
-use crate::reload::{Current, FromFiles, Watch};
+use crate::reload::{Current, FromFiles, Read, Watch};
 
 /// A connection that was dialled, with TLS and without.
 type Encrypted = TokioIo<Advised<TlsStream<TcpStream>>>;
@@ -43,7 +43,7 @@ impl FromFiles for ClientFiles {
         own.chain(self.authority.as_deref()).collect()
     }
 
-    fn read(&self) -> Result<Arc<ClientConfig>, TlsError> {
+    fn read(&self) -> Result<Read<Arc<ClientConfig>>, TlsError> {
         let roots = match &self.authority {
             Some(path) => authorities(path)?,
             None => RootCertStore::from_iter(webpki_roots::TLS_SERVER_ROOTS.iter().cloned()),
@@ -62,7 +62,11 @@ impl FromFiles for ClientFiles {
             }
         };
         config.alpn_protocols = vec![b"h2".to_vec()];
-        Ok(Arc::new(config))
+        Ok(Read {
+            made: Arc::new(config),
+            // A role shows the same one where it listens, and who calls a service is told when it is refused.
+            term: None,
+        })
     }
 }
 
@@ -106,7 +110,7 @@ impl ClientTls {
         let invalid = |problem: String| io::Error::new(io::ErrorKind::InvalidInput, problem);
         let name = self.current.files().name.as_deref().unwrap_or(host);
         let name = name_of(name).map_err(|error| invalid(error.to_string()))?;
-        let connector = TlsConnector::from((*self.current.now()).clone());
+        let connector = TlsConnector::from(self.current.now().made.clone());
         let advice = self.advice;
         match connector.connect(name, stream).await {
             Ok(stream) => Ok(TokioIo::new(Advised::new(stream, Some(advice), heard))),

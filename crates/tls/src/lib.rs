@@ -2,7 +2,8 @@
 //!
 //! Owns: what the files say now. [`ServerTls`] is the side of a listener, [`ClientTls`] of who dials; [`InternalTls`] is
 //! both at once, for roles that each prove to the other what they are. A connection keeps what it began with. A file
-//! that cannot be used changes nothing: what was read last stays, and it is told and counted.
+//! that cannot be used changes nothing: what was read last stays, and it is told and counted. A certificate that has
+//! expired, will soon, or is not for the name that all roles ask for is used, and warned of.
 //!
 //! Must not know: what is served.
 
@@ -15,6 +16,7 @@ mod named;
 mod refusal;
 mod reload;
 mod server;
+mod term;
 #[cfg(feature = "testing")]
 pub mod testing;
 
@@ -56,6 +58,11 @@ impl InternalTls {
                 name,
             })?,
         })
+    }
+
+    /// Warn of a certificate that is not for `host`, which the other roles will dial, where there is no name for all.
+    pub fn tell_unless_for(&self, host: &str) {
+        self.server.tell_unless_for(host);
     }
 
     /// Read the files again whenever they change, until this is dropped.

@@ -6,9 +6,6 @@ use std::time::Duration;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 
-/// For what a refused caller still sends.
-const LINGER: Duration = Duration::from_secs(1);
-
 /// First byte of a record that begins a handshake.
 const HANDSHAKE: u8 = 22;
 
@@ -44,9 +41,9 @@ pub(crate) async fn answer_without_tls(stream: &TcpStream) -> io::Result<Option<
     }
 }
 
-/// Say `answer`, and close the connection when the caller has heard it: bytes of it that nobody reads would reset the
-/// connection, and take what it is told with it.
-pub(crate) async fn turn_away(mut stream: TcpStream, answer: &[u8]) {
+/// Say `answer`, and close the connection when the caller has heard it, or after `linger`: bytes of it that nobody
+/// reads would reset the connection, and take what it is told with it.
+pub(crate) async fn turn_away(mut stream: TcpStream, answer: &[u8], linger: Duration) {
     let told = async {
         stream.write_all(answer).await?;
         stream.shutdown().await?;
@@ -55,7 +52,7 @@ pub(crate) async fn turn_away(mut stream: TcpStream, answer: &[u8]) {
         io::Result::Ok(())
     };
     // Whatever comes of it, nobody is there any more.
-    let _ = tokio::time::timeout(LINGER, told).await;
+    let _ = tokio::time::timeout(linger, told).await;
 }
 
 #[cfg(test)]

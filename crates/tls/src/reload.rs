@@ -7,12 +7,17 @@ use std::time::Duration;
 
 use laneway_telemetry::metric;
 use tokio::sync::watch;
+use tokio::time::Instant;
 use tokio_util::task::AbortOnDropHandle;
 
 use crate::files::{TlsError, fingerprint};
+use crate::term::Term;
 
 /// Between looks at the files.
 const POLL: Duration = Duration::from_secs(1);
+
+/// Between warnings of a certificate that expires soon, or has.
+const WARN_AGAIN: Duration = Duration::from_secs(24 * 3600);
 
 /// Ends the looking when it is dropped.
 #[derive(Debug)]
@@ -24,13 +29,29 @@ pub(crate) trait FromFiles: fmt::Debug + Clone + Send + Sync + 'static {
 
     fn paths(&self) -> Vec<&Path>;
 
-    fn read(&self) -> Result<Self::Made, TlsError>;
+    fn read(&self) -> Result<Read<Self::Made>, TlsError>;
+}
+
+/// What came of reading files.
+#[derive(Debug)]
+pub(crate) struct Read<M> {
+    pub(crate) made: M,
+    /// Of the certificate among them. None where somebody else tells of the same one.
+    pub(crate) term: Option<Term>,
+}
+
+impl<M> Read<M> {
+    fn tell(&self) {
+        if let Some(term) = &self.term {
+            term.tell();
+        }
+    }
 }
 
 /// What was read last. Cheap to clone.
 pub(crate) struct Current<F: FromFiles> {
     files: F,
-    made: Arc<watch::Sender<Arc<F::Made>>>,
+    read: Arc<watch::Sender<Arc<Read<F::Made>>>>,
     /// Of the files as they were read first.
     first: u64,
 }
@@ -39,7 +60,7 @@ impl<F: FromFiles> Clone for Current<F> {
     fn clone(&self) -> Self {
         Self {
             files: self.files.clone(),
-            made: self.made.clone(),
+            read: self.read.clone(),
             first: self.first,
         }
     }
@@ -56,10 +77,10 @@ impl<F: FromFiles> Current<F> {
     pub(crate) fn read(files: F) -> Result<Self, TlsError> {
         // Before the reading: what changes meanwhile is read again.
         let first = fingerprint(files.paths().into_iter());
-        let made = Arc::new(files.read()?);
+        let read = Arc::new(files.read()?);
         Ok(Self {
             files,
-            made: Arc::new(watch::Sender::new(made)),
+            read: Arc::new(watch::Sender::new(read)),
             first,
         })
     }
@@ -68,13 +89,16 @@ impl<F: FromFiles> Current<F> {
         &self.files
     }
 
-    pub(crate) fn now(&self) -> Arc<F::Made> {
-        self.made.borrow().clone()
+    pub(crate) fn now(&self) -> Arc<Read<F::Made>> {
+        self.read.borrow().clone()
     }
 
     pub(crate) fn watch(&self) -> Watch {
         let current = self.clone();
         Watch(AbortOnDropHandle::new(tokio::spawn(async move {
+            // Not where they were read: nobody may have listened yet.
+            current.now().tell();
+            let mut warned = Instant::now();
             let mut seen = current.first;
             // What could not be read, and was told.
             let mut told = None;
@@ -94,12 +118,18 @@ impl<F: FromFiles> Current<F> {
                     }
                 };
                 match read {
+                    None if warned.elapsed() >= WARN_AGAIN => {
+                        current.now().tell();
+                        warned = Instant::now();
+                    }
                     None => {}
-                    Some(Ok(made)) => {
-                        current.made.send_replace(Arc::new(made));
+                    Some(Ok(read)) => {
+                        current.read.send_replace(Arc::new(read));
                         (seen, told) = (now, None);
                         count("taken");
                         tracing::info!(files = ?current.files, "certificates read again");
+                        current.now().tell();
+                        warned = Instant::now();
                     }
                     Some(Err(error)) => {
                         // A file that cannot be read for the moment, as when descriptors run out, is tried again.
@@ -140,14 +170,16 @@ mod tests {
             vec![&self.0]
         }
 
-        fn read(&self) -> Result<String, TlsError> {
+        fn read(&self) -> Result<Read<String>, TlsError> {
             let unreadable = |source| TlsError::Unreadable {
                 path: self.0.clone(),
                 source,
             };
             match self.1.fetch_add(1, Ordering::Relaxed) {
                 1 => Err(unreadable(std::io::Error::other("too many open files"))),
-                _ => std::fs::read_to_string(&self.0).map_err(unreadable),
+                _ => std::fs::read_to_string(&self.0)
+                    .map(|made| Read { made, term: None })
+                    .map_err(unreadable),
             }
         }
     }
@@ -158,10 +190,10 @@ mod tests {
         let path = directory.path().join("text");
         std::fs::write(&path, "first").expect("the directory is there");
         let current = Current::read(Text(path.clone(), Arc::default())).expect("it is there");
-        let mut made = current.made.subscribe();
+        let mut read = current.read.subscribe();
         let _watch = current.watch();
         std::fs::write(&path, "second").expect("the directory is there");
-        let taken = made.wait_for(|text| **text == "second");
+        let taken = read.wait_for(|read| read.made == "second");
         tokio::time::timeout(Duration::from_secs(30), taken)
             .await
             .expect("it is tried again")

@@ -12,7 +12,8 @@ use tokio_rustls::server::TlsStream;
 
 use crate::files::{Identity, TlsError, authorities, name_of, provider, unusable};
 use crate::named::Named;
-use crate::reload::{Current, FromFiles, Watch};
+use crate::reload::{Current, FromFiles, Read, Watch};
+use crate::term::Term;
 
 /// What is spoken inside.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -28,6 +29,14 @@ impl Protocols {
         match self {
             Protocols::Http2 => vec![b"h2".to_vec()],
             Protocols::Http1And2 => vec![b"h2".to_vec(), b"http/1.1".to_vec()],
+        }
+    }
+
+    /// Who a certificate is shown to, as metrics have it: browsers have no business between the roles.
+    fn shown_to(self) -> &'static str {
+        match self {
+            Protocols::Http2 => "internal",
+            Protocols::Http1And2 => "public",
         }
     }
 }
@@ -53,8 +62,12 @@ impl FromFiles for ServerFiles {
         own.into_iter().chain(self.client_authority.as_deref()).collect()
     }
 
-    fn read(&self) -> Result<Arc<ServerConfig>, TlsError> {
+    fn read(&self) -> Result<Read<Arc<ServerConfig>>, TlsError> {
         let (chain, key) = self.identity.read()?;
+        let name = self.client_name.as_deref().map(name_of).transpose()?;
+        let shown_to = self.protocols.shown_to();
+        // Roles have one certificate for both of their sides, so that it has to be for that name too.
+        let term = Term::of(&self.identity.certificate, &chain, shown_to, name.as_ref())?;
         let builder = ServerConfig::builder_with_provider(provider())
             .with_safe_default_protocol_versions()
             .map_err(|error| unusable(&self.identity.certificate, &error))?;
@@ -64,11 +77,11 @@ impl FromFiles for ServerFiles {
                 let roots = Arc::new(authorities(path)?);
                 let verifier = WebPkiClientVerifier::builder_with_provider(roots, provider());
                 let verifier = verifier.build().map_err(|error| unusable(path, &error))?;
-                builder.with_client_cert_verifier(match &self.client_name {
+                builder.with_client_cert_verifier(match name {
                     None => verifier,
                     Some(name) => Arc::new(Named {
                         inner: verifier,
-                        name: name_of(name)?,
+                        name,
                     }),
                 })
             }
@@ -82,7 +95,10 @@ impl FromFiles for ServerFiles {
             config.session_storage = Arc::new(NoServerSessionStorage {});
             config.send_tls13_tickets = 0;
         }
-        Ok(Arc::new(config))
+        Ok(Read {
+            made: Arc::new(config),
+            term: Some(term),
+        })
     }
 }
 
@@ -104,12 +120,21 @@ impl ServerTls {
         self.0.watch()
     }
 
+    /// Warn of a certificate that is not for `host`, which the other roles will dial, where they ask for nothing else.
+    pub(crate) fn tell_unless_for(&self, host: &str) {
+        if self.0.files().client_name.is_none()
+            && let Some(term) = &self.0.now().term
+        {
+            term.tell_unless_for(host);
+        }
+    }
+
     /// Shake hands; who does not get through is given back.
     pub(crate) async fn accept(
         &self,
         stream: TcpStream,
     ) -> Result<TlsStream<TcpStream>, (io::Error, TcpStream)> {
-        let acceptor = TlsAcceptor::from((*self.0.now()).clone());
+        let acceptor = TlsAcceptor::from(self.0.now().made.clone());
         acceptor.accept(stream).into_fallible().await
     }
 }
@@ -127,7 +152,7 @@ mod tests {
         ours: &Authority,
         version: &'static SupportedProtocolVersion,
     ) -> HandshakeKind {
-        let server = files.read().expect("the files are whole");
+        let server = files.read().expect("the files are whole").made;
         let identity = ours.issue("client", &["client"], Valid::Now);
         let (chain, key) = identity.read().expect("it was just issued");
         let client = rustls::ClientConfig::builder_with_provider(provider())

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
 use laneway_proto::v1::worker_server::WorkerServer as GrpcWorker;
+use laneway_proto::{CALLER_PATIENCE, CALLER_PING};
 use laneway_tls::{Incoming, ServerTls};
 use tokio::net::{TcpListener, UnixListener};
 use tokio::sync::watch;
@@ -110,6 +111,8 @@ pub(crate) async fn serve(
         Ok(Server::builder()
             // Admission bounds what runs; the transport's own default would hold callers back without a word.
             .max_concurrent_streams(u32::MAX)
+            .http2_keepalive_interval(Some(CALLER_PING))
+            .http2_keepalive_timeout(Some(CALLER_PATIENCE))
             .add_service(health.clone())
             .add_service(reflection().build_v1().context("build reflection")?)
             .add_service(reflection().build_v1alpha().context("build reflection")?)

@@ -113,6 +113,9 @@ impl WorkerServer {
             .advertise
             .clone()
             .unwrap_or_else(|| local_addr.ip().to_string());
+        if let Some(tls) = &config.tls {
+            tls.tell_unless_for(&host);
+        }
         let address = match host.parse::<std::net::Ipv6Addr>() {
             Ok(v6) => format!("{}://[{v6}]:{}", dial.scheme(), local_addr.port()),
             Err(_) => format!("{}://{host}:{}", dial.scheme(), local_addr.port()),

@@ -13,7 +13,7 @@ const ENGINE: &str = "crates/engine/tests/engine/";
 type Place = (&'static str, &'static str, &'static str);
 
 /// Situation, answer, tests.
-const ROWS: [(&str, &[Place]); 17] = [
+const ROWS: [(&str, &[Place]); 19] = [
     (
         "a text with no letter and no digit: INVALID_ARGUMENT (400), naming the field; \"8...\" speaks",
         &[
@@ -194,6 +194,21 @@ const ROWS: [(&str, &[Place]); 17] = [
                 "a_caller_who_leaves_a_whole_answer_ends_its_work",
             ),
             (
+                GATEWAY,
+                "silent.rs",
+                "a_listener_who_is_gone_without_a_word_is_noticed_and_what_it_held_is_free",
+            ),
+            (
+                GATEWAY,
+                "silent.rs",
+                "who_begins_something_and_says_no_more_is_ended",
+            ),
+            (
+                "crates/worker/src/tests/",
+                "single.rs",
+                "a_caller_that_answers_no_ping_is_ended",
+            ),
+            (
                 ENGINE,
                 "invariants/endings.rs",
                 "invariant_13_a_cancelled_request_is_released_once_when_its_last_step_landed",
@@ -268,13 +283,18 @@ const ROWS: [(&str, &[Place]); 17] = [
         ],
     ),
     (
-        "a runaway stops at a budget from the text's length: finish reason `length`, counted",
+        "a runaway stops at a budget from the text's length, which the caller may raise: finish reason `length`, counted",
         &[
             (GATEWAY, "streams.rs", "a_runaway_ends_with_length"),
             (
                 "crates/models/src/qwen3_tts/",
                 "prompt.rs",
                 "the_budget_grows_with_what_must_be_said",
+            ),
+            (
+                "crates/models/src/qwen3_tts/request/",
+                "tests.rs",
+                "a_caller_may_raise_the_budget_up_to_the_cap",
             ),
             (GATEWAY, "lifecycle.rs", "every_metric_of_the_gateway_moves"),
         ],
@@ -381,6 +401,42 @@ const ROWS: [(&str, &[Place]); 17] = [
                 "tls.rs",
                 "a_stream_goes_on_while_the_certificate_changes",
             ),
+        ],
+    ),
+    (
+        "a certificate that has expired, or that peers will refuse: told at the start, when it is read again, and before",
+        &[
+            (
+                SYSTEM,
+                "tls.rs",
+                "a_certificate_that_will_be_refused_is_told_of_at_the_start",
+            ),
+            (
+                "crates/tls/src/",
+                "term.rs",
+                "what_will_be_refused_is_told_with_its_date",
+            ),
+            (
+                "crates/tls/tests/",
+                "handshakes.rs",
+                "when_a_certificate_expires_is_told_and_follows_the_file",
+            ),
+        ],
+    ),
+    (
+        "a registered voice: in every API until it is deleted, by the key that registered it and no other",
+        &[
+            (
+                GATEWAY,
+                "voices.rs",
+                "a_voice_registered_over_http_speaks_in_every_api_and_survives_a_restart",
+            ),
+            (
+                GATEWAY,
+                "voices.rs",
+                "a_voice_belongs_to_the_key_that_registered_it",
+            ),
+            (SYSTEM, "voices.rs", "one_process_keeps_voices_too"),
         ],
     ),
 ];

@@ -92,11 +92,12 @@ impl Moved {
 
 /// Those that only a worker's failure moves, or certificates: the gateway's own tests, which have workers that fail, and
 /// those of TLS see them move.
-const OF_FAILURES: [&str; 4] = [
+const OF_FAILURES: [&str; 5] = [
     metric::GATEWAY_RETRIES,
     metric::GATEWAY_EJECTIONS,
     metric::TLS_RELOADS,
     metric::TLS_REFUSALS,
+    metric::TLS_CERTIFICATE_EXPIRY,
 ];
 
 const LISTEN: [(&str, &str); 1] = [("LANEWAY_METRICS_LISTEN", "127.0.0.1:0")];

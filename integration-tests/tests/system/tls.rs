@@ -306,6 +306,35 @@ fn one_command_starts_all_of_it_and_passes_the_certificates_on() -> anyhow::Resu
     .context("it says how it is reached")
 }
 
+/// What is started all the same, and refused later by whom it meets.
+#[test]
+fn a_certificate_that_will_be_refused_is_told_of_at_the_start() -> anyhow::Result<()> {
+    let secrets = Secrets::new()?;
+    let told = |name: &str, flags: Vec<String>, words: &str| -> anyhow::Result<()> {
+        let process = start(name, &["--listen", "127.0.0.1:0"], &flags)?;
+        process.wait_for_line(words, |line| {
+            (line.contains("\"level\":\"WARN\"") && line.contains(words)).then_some(())
+        })
+    };
+    let authority = &secrets.authority;
+    authority.reissue(&secrets.public, PUBLIC, Valid::Expired);
+    told(
+        "laneway-gateway",
+        secrets.public(),
+        "expired on Feb  1 00:00:00 2001",
+    )?;
+    authority.reissue(&secrets.role, &["other.internal"], Valid::Now);
+    let asked = "is not for \\\"laneway.internal\\\", which other roles ask for";
+    told("laneway-gateway", secrets.internal(), asked)?;
+    // Without a name for all of them, each is dialled by its host's.
+    let unnamed = secrets.internal()[..6].to_vec();
+    told(
+        "laneway-worker",
+        unnamed,
+        "is not for \\\"127.0.0.1\\\", which other roles ask for",
+    )
+}
+
 #[test]
 fn a_certificate_that_cannot_be_used_starts_nothing() -> anyhow::Result<()> {
     let secrets = Secrets::new()?;

@@ -12,9 +12,6 @@ use laneway_tls::Accepted;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Instant, Sleep};
 
-/// Until a new connection has said what it speaks.
-pub(crate) const GREETING_TIMEOUT: Duration = Duration::from_secs(15);
-
 /// Bytes after which it is known: HTTP/2's preface is as long, and no request of HTTP/1 that is waited for by then
 /// is shorter without being answered.
 const GREETING_BYTES: usize = 24;

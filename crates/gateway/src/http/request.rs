@@ -22,6 +22,16 @@ const FIELDS: [&str; 10] = [
     "sample_rate",
 ];
 
+/// Fields that name something, and what to write in the place of nothing.
+const NAMES: [(&str, &str); 3] = [
+    (
+        "model",
+        "name one that GET /v1/models lists, or leave it out where that is one",
+    ),
+    ("voice", "name one that GET /v1/audio/voices lists"),
+    ("language", "name one of the model's, write auto, or leave it out"),
+];
+
 /// Formats by their name in this API.
 const FORMATS: [(&str, v1::AudioFormat); 5] = [
     ("mp3", v1::AudioFormat::Mp3),
@@ -160,6 +170,15 @@ pub(super) fn read(
 ) {
     let number = |number: Option<u64>| number.ok_or("a whole number that is not negative");
     let text = || value.as_str().map(str::to_string).ok_or("a string");
+    // What is empty on the wire was left out. Here it was named, and nothing takes the place of what was.
+    let is_empty = match name {
+        "voice" => voice(value).is_some_and(|voice| voice.is_empty()),
+        _ => value.as_str() == Some(""),
+    };
+    if let Some((_, remedy)) = NAMES.iter().find(|(named, _)| is_empty && *named == name) {
+        violations.add(ErrorCode::InvalidArgument, name, format!("it is empty; {remedy}"));
+        return;
+    }
     let outcome = match name {
         "model" => text().map(|text| wire.model = text),
         "input" => text().map(|text| wire.text = text),
@@ -283,6 +302,21 @@ mod tests {
                 ("speed", "a number"),
                 ("sample_rate", "whole number"),
             ],
+        );
+        refused(
+            r#"{"input": "a", "model": "", "voice": "", "language": "", "response_format": ""}"#,
+            ErrorCode::InvalidArgument,
+            &[
+                ("model", "it is empty; name one that GET /v1/models lists"),
+                ("voice", "it is empty; name one that GET /v1/audio/voices lists"),
+                ("language", "it is empty; name one of the model's, write auto"),
+                ("response_format", "there are: mp3"),
+            ],
+        );
+        refused(
+            r#"{"input": "a", "voice": {"id": ""}}"#,
+            ErrorCode::InvalidArgument,
+            &[("voice", "it is empty")],
         );
         refused(
             r#"{"input": "a", "input": "b"}"#,

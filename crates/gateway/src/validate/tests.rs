@@ -430,6 +430,7 @@ fn a_registered_voice_stands_for_its_clip() {
         id: "voice_77".into(),
         name: "Ada".into(),
         consent: "hers".into(),
+        owner: crate::caller::KeyName::default(),
         created_at: 1,
         clip: clip.clone(),
     });

@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
 use super::Registration;
+use crate::caller::KeyName;
 
 /// The first line; it says the version of the rest.
 const MAGIC: &[u8] = b"laneway voice 1\n";
@@ -71,6 +72,9 @@ pub(crate) struct Registered {
     pub(crate) id: String,
     pub(crate) name: String,
     pub(crate) consent: String,
+    /// Name of the API key that it was registered with. Empty where none was asked for, and for a voice of before owners
+    /// were kept.
+    pub(crate) owner: KeyName,
     /// In seconds since 1970.
     pub(crate) created_at: u64,
     pub(crate) clip: Clip,
@@ -83,17 +87,25 @@ struct Facts {
     name: String,
     text: String,
     consent: String,
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    owner: String,
     sample_rate: u32,
     created_at: u64,
 }
 
 impl Registered {
     pub(super) fn new(registration: Registration, created_at: u64) -> Self {
-        let Registration { name, consent, clip } = registration;
+        let Registration {
+            name,
+            consent,
+            owner,
+            clip,
+        } = registration;
         Self {
             id: id(&name, &clip),
             name,
             consent,
+            owner,
             created_at,
             clip,
         }
@@ -102,6 +114,11 @@ impl Registered {
     /// Whether a request that says this means it. Names have no case.
     pub(crate) fn is_called(&self, name: &str) -> bool {
         self.id == name || self.name.eq_ignore_ascii_case(name)
+    }
+
+    /// Whether a call with this key may forget it: it is the owner's, or nobody's, or no key is asked for.
+    pub(super) fn is_for(&self, key: &KeyName) -> bool {
+        self.owner == *key || self.owner.as_str().is_empty() || key.as_str().is_empty()
     }
 
     /// Of its file.
@@ -114,6 +131,7 @@ impl Registered {
             name: self.name.clone(),
             text: self.clip.text.clone(),
             consent: self.consent.clone(),
+            owner: self.owner.as_str().to_owned(),
             sample_rate: self.clip.sample_rate,
             created_at: self.created_at,
         };
@@ -227,6 +245,7 @@ pub(super) fn read(path: &Path, max_bytes: u64) -> io::Result<Registered> {
         id: id(&facts.name, &clip),
         name: facts.name,
         consent: facts.consent,
+        owner: KeyName::new(&facts.owner),
         created_at: facts.created_at,
         clip,
     };

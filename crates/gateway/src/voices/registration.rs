@@ -7,6 +7,7 @@ use laneway_proto::{ErrorCode, Failure, samples_to_bytes, v1};
 use super::Clip;
 use super::clip;
 use super::file::ID_PREFIX;
+use crate::caller::KeyName;
 use crate::facts::ModelFacts;
 use crate::routing::RETRY_AFTER;
 use crate::validate::{Violations, check_text, find_model, read_reference};
@@ -22,15 +23,18 @@ const MAX_CONSENT_CHARS: usize = 1000;
 pub(crate) struct Registration {
     pub(super) name: String,
     pub(super) consent: String,
+    /// Name of the API key that it comes with.
+    pub(super) owner: KeyName,
     pub(super) clip: Clip,
 }
 
-/// Check a request against the models that are served: the clip has to be one that the model takes.
+/// Check a request of `owner` against the models that are served: the clip has to be one that the model takes.
 ///
 /// # Errors
 /// One failure with every violation; `NoWorker` when nothing is served at all.
 pub(crate) fn checked(
     request: v1::RegisterVoiceRequest,
+    owner: KeyName,
     models: &[Arc<ModelFacts>],
 ) -> Result<Registration, Failure> {
     let model = cloning_model(&request.model, models)?;
@@ -55,6 +59,7 @@ pub(crate) fn checked(
     Ok(Registration {
         name: request.name,
         consent: request.consent.trim().to_owned(),
+        owner,
         clip: Clip {
             audio: samples_to_bytes(&clip.samples),
             sample_rate: clip.sample_rate,

@@ -42,7 +42,20 @@ fn request(name: &str, n_samples: usize) -> v1::RegisterVoiceRequest {
 }
 
 fn register(voices: &Voices, name: &str, n_samples: usize) -> Result<Arc<Registered>, Failure> {
-    voices.register(checked(request(name, n_samples), &[cloning()])?)
+    register_of("", voices, name, n_samples)
+}
+
+/// The same of a caller with this key.
+fn register_of(key: &str, voices: &Voices, name: &str, n_samples: usize) -> Result<Arc<Registered>, Failure> {
+    voices.register(checked(
+        request(name, n_samples),
+        KeyName::new(key),
+        &[cloning()],
+    )?)
+}
+
+fn delete(voices: &Voices, name: &str) -> Result<Arc<Registered>, Failure> {
+    voices.delete(name, &KeyName::default())
 }
 
 fn files(directory: &Path) -> Vec<String> {
@@ -71,8 +84,8 @@ fn voices_survive_a_restart_and_a_deleted_one_does_not() {
     let voices = Voices::open(config(&directory)).unwrap();
     assert_eq!(*voices.0.all.read(), [ada.clone(), bob.clone()]);
     assert_eq!(voices.find("ADA"), Some(ada.clone()));
-    assert_eq!(voices.delete(&ada.id).unwrap(), ada);
-    assert_eq!(voices.delete("ada").unwrap_err().code, ErrorCode::UnknownVoice);
+    assert_eq!(delete(&voices, &ada.id).unwrap(), ada);
+    assert_eq!(delete(&voices, "ada").unwrap_err().code, ErrorCode::UnknownVoice);
     drop(voices);
     let voices = Voices::open(config(&directory)).unwrap();
     assert_eq!(*voices.0.all.read(), std::slice::from_ref(&bob));
@@ -100,6 +113,52 @@ fn a_name_means_one_clip() {
 }
 
 #[test]
+fn a_voice_is_deleted_by_whom_it_belongs_to_also_after_a_restart() {
+    // By whom it was registered, who asks, and whether that is enough.
+    for (owner, asks, may) in [
+        ("alice", "alice", true),
+        ("alice", "bob", false),
+        // Nobody is asked for a key, or was when it was registered.
+        ("alice", "", true),
+        ("", "bob", true),
+        ("", "", true),
+    ] {
+        let place = tempfile::tempdir().unwrap();
+        let voices = Voices::open(config(place.path())).unwrap();
+        let made = register_of(owner, &voices, "ada", 24_000).unwrap();
+        // Whoever says the same once more does not own it.
+        let again = register_of(asks, &voices, "ada", 24_000).unwrap();
+        assert_eq!(again, made);
+        let taken = register_of(asks, &voices, "ada", 24_001).unwrap_err();
+        assert_eq!(taken.code, ErrorCode::VoiceExists);
+        assert_eq!(taken.message.contains("delete it first"), may, "{taken}");
+        drop(voices);
+        let voices = Voices::open(config(place.path())).unwrap();
+        let deleted = voices.delete("ada", &KeyName::new(asks));
+        let code = deleted.as_ref().map_err(|failure| failure.code).map(|_| ());
+        let wanted = may.then_some(()).ok_or(ErrorCode::VoiceOfAnother);
+        assert_eq!(code, wanted, "{owner:?}'s, asked by {asks:?}");
+        assert_eq!(voices.find("ada").is_none(), may);
+    }
+}
+
+#[test]
+fn a_voice_of_before_owners_were_kept_is_anybodys() {
+    let place = tempfile::tempdir().unwrap();
+    let voices = Voices::open(config(place.path())).unwrap();
+    let ada = register_of("alice", &voices, "ada", 24_000).unwrap();
+    drop(voices);
+    // As a file of then is: the same without the word.
+    let path = place.path().join(format!("{}.voice", ada.id));
+    let file = fs::read(&path).unwrap();
+    let owner = br#","owner":"alice""#;
+    let at = file.windows(owner.len()).position(|part| part == owner).unwrap();
+    fs::write(&path, [&file[..at], &file[at + owner.len()..]].concat()).unwrap();
+    let voices = Voices::open(config(place.path())).unwrap();
+    assert_eq!(voices.delete("ada", &KeyName::new("bob")).unwrap().id, ada.id);
+}
+
+#[test]
 fn voices_are_bounded_in_number_and_bytes() {
     let place = tempfile::tempdir().unwrap();
     let voices = Voices::open(config(place.path())).unwrap();
@@ -108,10 +167,10 @@ fn voices_are_bounded_in_number_and_bytes() {
     }
     let full = register(&voices, "d", 24_000).unwrap_err();
     assert_eq!(full.code, ErrorCode::VoicesFull);
-    voices.delete("b").unwrap();
+    delete(&voices, "b").unwrap();
     register(&voices, "d", 24_000).unwrap();
     for name in ["a", "c"] {
-        voices.delete(name).unwrap();
+        delete(&voices, name).unwrap();
     }
     // A MiB is 262144 samples, of which 24000 are taken.
     register(&voices, "e", 120_000).unwrap();
@@ -195,7 +254,7 @@ fn registrations_at_the_same_time_are_few() {
 fn refused(change: impl FnOnce(&mut v1::RegisterVoiceRequest), fields: &[&str], words: &str) {
     let mut changed = request("ada", 24_000);
     change(&mut changed);
-    let failure = checked(changed, &[cloning()]).unwrap_err();
+    let failure = checked(changed, KeyName::default(), &[cloning()]).unwrap_err();
     let named: Vec<_> = failure
         .violations
         .iter()
@@ -262,10 +321,12 @@ fn every_field_of_a_registration_is_checked() {
     refused(all, &["name", "consent", "clip"], "who agreed");
 
     let presets = [Arc::new(stated().try_into().unwrap())];
-    let failure = checked(request("ada", 24_000), &presets).unwrap_err();
+    let failure = checked(request("ada", 24_000), KeyName::default(), &presets).unwrap_err();
     assert_eq!(failure.code, ErrorCode::UnsupportedField, "{failure}");
     assert_eq!(
-        checked(request("ada", 24_000), &[]).unwrap_err().code,
+        checked(request("ada", 24_000), KeyName::default(), &[])
+            .unwrap_err()
+            .code,
         ErrorCode::NoWorker
     );
 }

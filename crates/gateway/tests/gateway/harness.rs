@@ -38,6 +38,23 @@ impl Drop for TestGateway {
     }
 }
 
+/// Whether the kernel has a connection of these ends that neither has closed.
+pub(crate) fn is_established(local: SocketAddr, peer: SocketAddr) -> bool {
+    const ESTABLISHED: &str = "01";
+    let end = |address: SocketAddr| {
+        let SocketAddr::V4(address) = address else {
+            panic!("{address} is not of IPv4")
+        };
+        let ip = u32::from_ne_bytes(address.ip().octets());
+        format!("{ip:08X}:{:04X}", address.port())
+    };
+    let table = std::fs::read_to_string("/proc/net/tcp").unwrap();
+    let wanted = [&end(local), &end(peer), ESTABLISHED];
+    table
+        .lines()
+        .any(|line| line.split_whitespace().skip(1).take(3).eq(wanted))
+}
+
 /// Waits that never run out by themselves in a test that is not about them, and fast discovery.
 fn config(discovery: DiscoveryConfig) -> Config {
     let link = LinkConfig {

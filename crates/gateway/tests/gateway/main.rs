@@ -19,6 +19,7 @@ mod lifecycle;
 mod overload;
 mod riva;
 mod sessions;
+mod silent;
 mod streams;
 mod tls;
 mod voices;

@@ -3,7 +3,7 @@
 use std::num::NonZeroUsize;
 use std::path::Path;
 
-use laneway_gateway::{Voices, VoicesConfig, VoicesError};
+use laneway_gateway::{ApiKeys, Voices, VoicesConfig, VoicesError};
 use laneway_proto::riva::tts::riva_speech_synthesis_client::RivaSpeechSynthesisClient;
 use laneway_proto::riva::tts::{RivaSynthesisConfigRequest, SynthesizeSpeechRequest};
 use laneway_proto::{ErrorCode, samples_to_bytes, v1};
@@ -13,6 +13,7 @@ use crate::conversation::{Conversation, start};
 use crate::fake::{FakeWorker, speaks};
 use crate::harness::{TestGateway, gateway, ours, request, soon};
 use crate::http::client::body;
+use crate::websocket::{bare, config, text};
 
 const CONSENT: &str = "Ada, on paper, in the archive";
 
@@ -194,10 +195,16 @@ async fn a_voice_registered_over_http_speaks_in_every_api_and_survives_a_restart
     talk.text("Hello there.").await;
     talk.end().await;
     talk.rest().await.unwrap();
+    for voice in [json!("ada"), json!({ "id": id })] {
+        let mut socket = gateway.begun(config(json!({ "voice": voice }))).await;
+        socket.say(text("Hello there.")).await;
+        socket.say(bare("input.done")).await;
+        assert_eq!(socket.utterance().await.audio.len(), 3 * 1920 * 2);
+    }
     let mut riva = RivaSpeechSynthesisClient::new(gateway.channel.clone());
-    let config = soon(riva.get_riva_synthesis_config(RivaSynthesisConfigRequest::default())).await;
+    let riva_config = soon(riva.get_riva_synthesis_config(RivaSynthesisConfigRequest::default())).await;
     assert_eq!(
-        config.unwrap().into_inner().model_config[0].parameters["subvoices"],
+        riva_config.unwrap().into_inner().model_config[0].parameters["subvoices"],
         "ada:0"
     );
     for voice_name in ["nano.ada", "ada", &id] {
@@ -214,7 +221,7 @@ async fn a_voice_registered_over_http_speaks_in_every_api_and_survives_a_restart
         text: "Over there.".into(),
     };
     let asked = references(&worker);
-    assert_eq!(asked.len(), 8);
+    assert_eq!(asked.len(), 10);
     for (voice, reference) in asked {
         assert_eq!(voice, "");
         assert!(
@@ -336,6 +343,56 @@ async fn what_cannot_be_a_voice_is_refused_and_leaves_nothing() {
     }
     let files: Vec<_> = std::fs::read_dir(place.path()).unwrap().collect();
     assert_eq!(files.len(), 1, "the lock alone: {files:?}");
+}
+
+#[tokio::test]
+async fn a_voice_belongs_to_the_key_that_registered_it() {
+    const KEYS: [&str; 2] = ["alice-0123456789abc", "bob-0123456789abcde"];
+    let worker = cloning();
+    let place = tempfile::tempdir().unwrap();
+    let lines = format!("alice {}\nbob {}\n", KEYS[0], KEYS[1]);
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), lines).unwrap();
+    let keys = ApiKeys::read(file.path().to_owned()).unwrap();
+    let voices = opened(place.path()).await;
+    let gateway = gateway(&[&worker], |config| {
+        config.voices = Some(voices);
+        config.api_keys = Some(keys);
+    })
+    .await;
+    gateway.serving().await;
+    let [alice, bob] = KEYS.map(|key| format!("Bearer {key}"));
+    let mut speech = gateway.speech();
+    let mut register = tonic::Request::new(registration("ada"));
+    register
+        .metadata_mut()
+        .insert("authorization", alice.parse().unwrap());
+    soon(speech.register_voice(register)).await.unwrap();
+    let mut forget = tonic::Request::new(v1::DeleteVoiceRequest { voice: "ada".into() });
+    forget
+        .metadata_mut()
+        .insert("authorization", bob.parse().unwrap());
+    let status = soon(speech.delete_voice(forget)).await.unwrap_err();
+    assert_eq!(status.code(), tonic::Code::PermissionDenied);
+    assert_eq!(ours(status).code, ErrorCode::VoiceOfAnother);
+    for (authorization, wanted) in [(&bob, Some(403)), (&alice, None)] {
+        let mut connection = gateway.connection().await;
+        let headers = [("authorization", &authorization[..])];
+        connection
+            .request("DELETE /v1/audio/voices/ada", &headers, b"")
+            .await;
+        let answer = connection.answer().await;
+        let Some(wanted) = wanted else {
+            assert_eq!(answer.head.status, 200);
+            continue;
+        };
+        let (status, code, param, message) = answer.error();
+        assert_eq!(
+            (status, code.as_str(), param.as_str()),
+            (wanted, "voice_of_another", "voice")
+        );
+        assert!(message.contains("another API key"), "{message}");
+    }
 }
 
 #[tokio::test]

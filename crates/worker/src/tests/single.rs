@@ -6,6 +6,8 @@ use std::time::{Duration, Instant};
 use laneway_engine::node::FinishReason;
 use laneway_engine::{Failure as EngineFailure, FailureKind, Health, OutputEvent};
 use laneway_proto::samples_from_bytes;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
 
 use super::fake::plan;
 use super::*;
@@ -386,4 +388,21 @@ async fn a_forgotten_worker_registers_again_and_one_with_another_plan_ends() {
         .unwrap()
         .unwrap_err();
     assert!(error.to_string().contains("deployment changed"), "{error}");
+}
+
+#[tokio::test]
+async fn a_caller_that_answers_no_ping_is_ended() {
+    let (_manager, harness) = serving().await;
+    let mut silent = TcpStream::connect(harness.address).await.unwrap();
+    // It says that it speaks HTTP/2, and its settings.
+    silent
+        .write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0")
+        .await
+        .unwrap();
+    let mut said = Vec::new();
+    // Reset or closed: it is over.
+    let ended = tokio::time::timeout(PATIENCE, silent.read_to_end(&mut said));
+    let _ = ended.await.expect("the connection stands for ever");
+    assert!(!said.is_empty(), "it was served before");
+    harness.end().await;
 }

@@ -1,13 +1,12 @@
 //! Callers who send what they should not, or read nothing.
 
-use std::net::SocketAddr;
 use std::time::Duration;
 
 use serde_json::json;
 
 use super::client::{Answer, body};
 use crate::fake::{FakeWorker, Step, speaks};
-use crate::harness::{TestGateway, gateway, soon};
+use crate::harness::{TestGateway, gateway, is_established, soon};
 
 const SPEECH: &str = "POST /v1/audio/speech";
 const JSON: (&str, &str) = ("content-type", "application/json");
@@ -154,23 +153,6 @@ async fn a_body_that_does_not_come_is_not_waited_for() {
     assert_eq!((status, code.as_str()), (408, "request_timeout"));
     assert!(message.contains("10 seconds"), "{message}");
     connection.closed().await;
-}
-
-/// Whether the kernel has a connection of these ends that neither has closed.
-fn is_established(local: SocketAddr, peer: SocketAddr) -> bool {
-    const ESTABLISHED: &str = "01";
-    let end = |address: SocketAddr| {
-        let SocketAddr::V4(address) = address else {
-            panic!("{address} is not of IPv4")
-        };
-        let ip = u32::from_ne_bytes(address.ip().octets());
-        format!("{ip:08X}:{:04X}", address.port())
-    };
-    let table = std::fs::read_to_string("/proc/net/tcp").unwrap();
-    let wanted = [&end(local), &end(peer), ESTABLISHED];
-    table
-        .lines()
-        .any(|line| line.split_whitespace().skip(1).take(3).eq(wanted))
 }
 
 /// Bytes of one chunk of the script below, as 16-bit samples.

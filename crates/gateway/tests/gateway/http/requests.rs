@@ -167,6 +167,20 @@ async fn bad_requests_are_refused_by_field_before_any_worker_sees_them() {
             "ryan, vivian",
         ),
         (
+            json!({ "voice": "" }),
+            400,
+            "invalid_argument",
+            "voice",
+            "it is empty",
+        ),
+        (
+            json!({ "model": "" }),
+            400,
+            "invalid_argument",
+            "model",
+            "it is empty",
+        ),
+        (
             json!({ "model": "tts-1" }),
             404,
             "unknown_model",

@@ -172,6 +172,23 @@ fn what_cannot_be_honoured_is_refused_by_name() {
 }
 
 #[test]
+fn a_caller_may_raise_the_budget_up_to_the_cap() {
+    let custom = tiny("custom_voice");
+    let budget = |max_frames| {
+        let input = SpeechInput {
+            max_frames,
+            ..ryan("Hi.")
+        };
+        custom.build(&input).expect("it is within the cap").max_frames
+    };
+    let by_text = budget(None);
+    assert!(by_text < 200, "{by_text} frames for a word");
+    for asked in [by_text + 1, 8192] {
+        assert_eq!(budget(Some(asked)), asked);
+    }
+}
+
+#[test]
 fn instructions_are_refused_for_the_0_6b_size_and_taken_otherwise() {
     let mut builder = tiny("custom_voice");
     let input = SpeechInput {
