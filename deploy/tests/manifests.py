@@ -4,6 +4,7 @@ Every overlay is rendered, as it is and with the component for TLS, and checked 
 probes, time to end, resources, users, policies and certificates are asserted. With LANEWAY, the program, every configuration in them must pass `laneway validate`.
 """
 
+import contextlib
 import os
 import pathlib
 import re
@@ -18,6 +19,8 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 KUBERNETES = ROOT / "deploy/kubernetes"
 OVERLAYS = ["cpu-demo", "gpu-colocated", "gpu-split-mps", "multi-node"]
 # Components that turn TLS on for an overlay.
+# Overlays whose gateways hear of workers from the API server, in the place of DNS.
+FROM_THE_API_SERVER = {"multi-node"}
 TLS = {overlay: ["tls"] for overlay in OVERLAYS} | {"gpu-split-mps": ["tls", "tls-codec"]}
 # What the API server of a bare cluster does not know, and the keys that each must have.
 CUSTOM = {
@@ -104,12 +107,13 @@ def check_ending(name, pod):
         assert before + drain + MARGIN_S <= grace, f"{name}/{container['name']}: {before} + {drain} s of {grace} s"
 
 
-def check_pods(by_kind):
+def check_pods(by_kind, asks):
     for name, deployment in by_kind["Deployment"].items():
         pod = deployment["spec"]["template"]["spec"]
         assert deployment["spec"]["strategy"]["rollingUpdate"]["maxUnavailable"] == 0, name
         assert pod["securityContext"]["runAsNonRoot"] and pod["securityContext"]["runAsUser"] == 65532, name
-        assert pod["automountServiceAccountToken"] is False, name
+        # A token is for who asks the API server.
+        assert pod["automountServiceAccountToken"] is (asks and name == "laneway-gateway"), name
         every_port = [port["containerPort"] for container in containers(pod) for port in container["ports"]]
         assert len(every_port) == len(set(every_port)), f"{name}: containers of a pod share its ports: {every_port}"
         for container in containers(pod):
@@ -166,7 +170,31 @@ def check_certificates(by_kind):
                 assert not given.get(variable, "").startswith("http://"), f"{where}: {variable} is without TLS"
 
 
-def check_network(by_kind, protocol):
+def check_access(by_kind, asks):
+    """Who asks the API server may read EndpointSlices of its own namespace, and nobody may do anything else."""
+    kinds = ("ServiceAccount", "Role", "RoleBinding")
+    if not asks:
+        assert not set(kinds) & set(by_kind), "somebody has rights that nobody needs"
+        return
+    account, role, binding = (by_kind[kind] for kind in kinds)
+    pod = by_kind["Deployment"]["laneway-gateway"]["spec"]["template"]["spec"]
+    workers = by_kind["Service"]["laneway-worker"]["metadata"]["namespace"]
+    (name, granted), = role.items()
+    assert granted["rules"] == [{"apiGroups": ["discovery.k8s.io"], "resources": ["endpointslices"], "verbs": ["list", "watch"]}]
+    assert granted["metadata"]["namespace"] == workers, "the right is for another namespace than the workers'"
+    (bound,) = binding.values()
+    assert bound["roleRef"] == {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": name}
+    (subject,) = bound["subjects"]
+    assert (subject["kind"], subject["name"]) == ("ServiceAccount", pod["serviceAccountName"]), subject
+    assert bound["metadata"]["namespace"] == workers and subject["namespace"] == workers, subject
+    assert list(account) == [pod["serviceAccountName"]]
+    assert by_kind["Deployment"]["laneway-worker"]["spec"]["template"]["spec"].get("serviceAccountName") is None
+    # What a policy would have to let out, were there one: the gateway's way to the API server.
+    for policy in by_kind["NetworkPolicy"].values():
+        assert policy["spec"]["policyTypes"] == ["Ingress"], f"{policy['metadata']['name']}: the gateway cannot reach the API server"
+
+
+def check_network(by_kind, protocol, asks):
     pods = {name: each["spec"]["template"] for name, each in by_kind["Deployment"].items()}
     for name, service in by_kind["Service"].items():
         for port in service["spec"]["ports"]:
@@ -185,8 +213,10 @@ def check_network(by_kind, protocol):
     assert [rule["from"] for rule in to_worker] == [gateway_only], "workers are reachable from the gateway only"
     gateway = pods["laneway-gateway"]["spec"]["containers"][0]
     workers = by_kind["Service"]["laneway-worker"]
-    found_at = f"dns://laneway-worker.{workers['metadata']['namespace']}.svc:{workers['spec']['ports'][0]['port']}"
-    assert found_at in variables(gateway).values(), f"the gateway does not look at {found_at}"
+    namespace, (port,) = workers["metadata"]["namespace"], workers["spec"]["ports"]
+    # A slice of endpoints has the Service's name of a port.
+    found_at = f"k8s://{namespace}/laneway-worker:{port['name']}" if asks else f"dns://laneway-worker.{namespace}.svc:{port['port']}"
+    assert variables(gateway)["LANEWAY_GATEWAY_WORKERS"] == found_at, f"the gateway does not look at {found_at}"
 
 
 def check_budgets(by_kind):
@@ -238,8 +268,37 @@ def validate(laneway, name, text, weights, assume, more=()):
     assert done.returncode == 0, f"{name}: {done.stdout}{done.stderr}"
 
 
+def composer():
+    """The program that reads compose files, where there is one."""
+    for command in (["docker", "compose"], ["docker-compose"]):
+        with contextlib.suppress(OSError):
+            if subprocess.run([*command, "version"], capture_output=True).returncode == 0:
+                return command
+    return None
+
+
+def resolved(compose, path):
+    """The arrangement as compose itself understands it, which needs neither an engine nor a GPU."""
+    done = subprocess.run([*compose, "-f", path, "config"], capture_output=True, text=True)
+    assert done.returncode == 0, f"{path.name}: {done.stderr}"
+    return yaml.safe_load(done.stdout)["services"]
+
+
+def check_resolved(name, services):
+    """What an arrangement adds takes nothing away that its roles have."""
+    for service, it in services.items():
+        assert it["read_only"] and it["cap_drop"] == ["ALL"], f"{name}: {service}"
+        assert it["security_opt"] == ["no-new-privileges:true"] and it["restart"] == "unless-stopped", f"{name}: {service}"
+        gpus = it.get("deploy", {}).get("resources", {}).get("reservations", {}).get("devices", [])
+        wanted = name.startswith("gpu-") and (service.startswith("worker") or service == "mps")
+        assert [gpu["driver"] for gpu in gpus] == ["nvidia"] * wanted, f"{name}: {service} has {gpus}"
+
+
 def check_compose(laneway):
     """Every arrangement names a configuration that passes, and a worker for each of its ranks."""
+    compose = composer()
+    if not compose:
+        print("skipped: compose files as compose reads them: neither `docker compose` nor `docker-compose` is here")
     roles = yaml.safe_load((ROOT / "deploy/compose/roles.yaml").read_text())["services"]
     for name, role in roles.items():
         assert role["read_only"] and role["cap_drop"] == ["ALL"] and role["security_opt"] == ["no-new-privileges:true"], name
@@ -250,6 +309,8 @@ def check_compose(laneway):
         if path.name == "roles.yaml":
             continue
         services = yaml.safe_load(path.read_text())["services"]
+        if compose:
+            check_resolved(path.name, resolved(compose, path))
         for name, service in services.items():
             assert service["extends"]["file"] == "roles.yaml", f"{path.name}: {name}"
         manager = services["engine-manager"]
@@ -301,8 +362,10 @@ def main():
             for resource in render(kubectl, overlay, components):
                 check_schema(resource)
                 by_kind.setdefault(resource["kind"], {})[resource["metadata"]["name"]] = resource
-            check_pods(by_kind)
-            check_network(by_kind, "https" if components else "kubernetes.io/h2c")
+            asks = overlay in FROM_THE_API_SERVER
+            check_pods(by_kind, asks)
+            check_access(by_kind, asks)
+            check_network(by_kind, "https" if components else "kubernetes.io/h2c", asks)
             check_budgets(by_kind)
             if components:
                 check_certificates(by_kind)

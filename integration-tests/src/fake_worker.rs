@@ -3,7 +3,8 @@
 //! is in front of it, and dozens of it run on a small machine.
 //!
 //! Gateways find it by its status; with `--engine-manager` it also registers and reports like any other. It drains
-//! on SIGTERM: no new requests, those that run finish, exit code 0.
+//! on SIGTERM as they do: it says so at once, refuses new requests, those that run finish, exit code 0. Each refusal of a
+//! drain is a line on stderr, `{"refused_ms_into_drain":N}`.
 
 mod registration;
 mod service;

@@ -43,8 +43,8 @@ fn assumed(text: &str) -> anyhow::Result<DeviceInventory> {
     };
     match text.split_once(':') {
         None if text == "local" => laneway_worker::device::local_devices(),
-        Some(("cpu", gib)) => Ok(DeviceInventory::cpu(u64::from(number(gib)?) << 30)),
-        Some(("h200", count)) => Ok(DeviceInventory::h200(number(count)?)),
+        Some(("cpu", gib)) => Ok(DeviceInventory::cpu(u64::from(number(gib)?) << 30).assumed()),
+        Some(("h200", count)) => Ok(DeviceInventory::h200(number(count)?).assumed()),
         _ => anyhow::bail!("read --assume: `{text}` is none of local, cpu:<GiB>, h200:<count>"),
     }
 }
@@ -79,8 +79,8 @@ mod tests {
 
     #[test]
     fn an_inventory_is_named_or_refused() {
-        assert_eq!(assumed("h200:2").unwrap(), DeviceInventory::h200(2));
-        assert_eq!(assumed("cpu:4").unwrap(), DeviceInventory::cpu(4 << 30));
+        assert_eq!(assumed("h200:2").unwrap(), DeviceInventory::h200(2).assumed());
+        assert_eq!(assumed("cpu:4").unwrap(), DeviceInventory::cpu(4 << 30).assumed());
         for wrong in ["h200", "h200:two", "tpu:1", ""] {
             let error = format!("{:#}", assumed(wrong).unwrap_err());
             assert!(error.contains("--assume"), "{error}");

@@ -12,7 +12,7 @@ use laneway_tls::flags::InternalTlsArgs;
 use laneway_tls::{Dial, InternalTls, ServerTls};
 use tonic::transport::Uri;
 
-use crate::discovery::DnsName;
+use crate::discovery::{DnsName, ServiceName};
 use crate::http::origin::Origins;
 use crate::keys::ApiKeys;
 use crate::voices::Voices;
@@ -82,8 +82,9 @@ pub struct GatewayArgs {
     /// certificates for it.
     #[arg(long, env = environment::ENGINE_MANAGER, default_value = DEFAULT_ENGINE_MANAGER)]
     pub engine_manager: String,
-    /// Workers to route to without an engine-manager, comma separated: host:port, http://host:port, or dns://name:port
-    /// for all that a name stands for (a headless service's), which is looked up every 3 seconds.
+    /// Workers to route to without an engine-manager, comma separated: host:port, http://host:port, dns://name:port
+    /// for all that a name stands for (a headless service's), which is looked up every 3 seconds, or
+    /// k8s://namespace/service:port for the endpoints that a cluster's API server lists for a Service, and tells each change of.
     #[arg(long = "worker", env = environment::WORKERS, value_delimiter = ',')]
     pub workers: Vec<String>,
     /// Most requests in flight; more are answered RESOURCE_EXHAUSTED at once.
@@ -166,12 +167,14 @@ pub enum DiscoveryConfig {
     EngineManager(Uri),
     /// A fixed list, each asked for its status.
     Static(Vec<Uri>),
-    /// The same, and the workers behind names that are looked up again and again.
-    Dns {
+    /// The same, and the workers behind names that are looked up again and again, and behind a cluster's Services.
+    Named {
         /// Fixed ones.
         fixed: Vec<Uri>,
         /// Names.
         names: Vec<DnsName>,
+        /// Services, whose endpoints the API server of the cluster tells.
+        services: Vec<ServiceName>,
     },
 }
 
@@ -336,27 +339,38 @@ impl TryFrom<GatewayArgs> for Config {
             ..LinkConfig::default()
         };
         let dial = link.dial();
-        let mut uri = |flag, value: &str| {
-            let uri = dial.uri(value);
-            uri.map_err(|error| refuse(flag, value, error.to_string())).ok()
-        };
         let discovery = if args.workers.is_empty() {
-            uri("--engine-manager", &args.engine_manager).map(DiscoveryConfig::EngineManager)
+            let uri = dial.uri(&args.engine_manager);
+            let uri =
+                uri.map_err(|error| refuse("--engine-manager", &args.engine_manager, error.to_string()));
+            uri.ok().map(DiscoveryConfig::EngineManager)
         } else {
-            let is_name = |worker: &&String| worker.starts_with("dns://");
-            let (names, fixed): (Vec<_>, Vec<_>) = args.workers.iter().partition(is_name);
-            let fixed: Vec<_> = fixed
-                .iter()
-                .filter_map(|worker| uri("--worker", worker))
-                .collect();
-            let mut read = |name: &&String| {
-                name.parse::<DnsName>()
-                    .map_err(|error| refuse("--worker", name, error.to_string()))
-            };
-            let names: Vec<_> = names.iter().filter_map(|name| read(name).ok()).collect();
-            Some(match names.is_empty() {
+            let (mut fixed, mut names, mut services) = (Vec::new(), Vec::new(), Vec::new());
+            for worker in &args.workers {
+                let read = if worker.starts_with("dns://") {
+                    let name = worker.parse::<DnsName>();
+                    name.map(|name| names.push(name))
+                        .map_err(|error| error.to_string())
+                } else if worker.starts_with("k8s://") {
+                    let service = worker.parse::<ServiceName>();
+                    service
+                        .map(|service| services.push(service))
+                        .map_err(|error| error.to_string())
+                } else {
+                    let uri = dial.uri(worker);
+                    uri.map(|uri| fixed.push(uri)).map_err(|error| error.to_string())
+                };
+                if let Err(problem) = read {
+                    refuse("--worker", worker, problem);
+                }
+            }
+            Some(match names.is_empty() && services.is_empty() {
                 true => DiscoveryConfig::Static(fixed),
-                false => DiscoveryConfig::Dns { fixed, names },
+                false => DiscoveryConfig::Named {
+                    fixed,
+                    names,
+                    services,
+                },
             })
         };
         let max_in_flight = NonZeroUsize::new(args.max_in_flight);
@@ -452,19 +466,25 @@ mod tests {
 
     #[test]
     fn names_of_workers_stand_beside_addresses() {
-        let config = checked(&["--worker", "dns://worker:7071,b:2"]).unwrap();
-        let DiscoveryConfig::Dns { fixed, names } = config.discovery else {
+        let config = checked(&["--worker", "dns://worker:7071,b:2,k8s://speech/worker:grpc"]).unwrap();
+        let DiscoveryConfig::Named {
+            fixed,
+            names,
+            services,
+        } = config.discovery
+        else {
             panic!("{:?}", config.discovery);
         };
-        assert_eq!(
-            (fixed.len(), names[0].to_string()),
-            (1, "dns://worker:7071".to_owned())
-        );
-        let violations = checked(&["--worker", "dns://worker"]).unwrap_err();
-        assert_eq!(
-            (violations[0].flag, violations[0].value.as_str()),
-            ("--worker", "dns://worker")
-        );
+        assert_eq!((fixed.len(), names.len(), services.len()), (1, 1, 1));
+        assert_eq!(names[0].to_string(), "dns://worker:7071");
+        assert_eq!(services[0].to_string(), "k8s://speech/worker:grpc");
+        for wrong in ["dns://worker", "k8s://worker:7071"] {
+            let violations = checked(&["--worker", wrong]).unwrap_err();
+            assert_eq!(
+                (violations[0].flag, violations[0].value.as_str()),
+                ("--worker", wrong)
+            );
+        }
     }
 
     #[test]

@@ -1,11 +1,13 @@
 //! Where workers come from: the engine-manager's topology (`discovery/topology.rs`), or addresses that are asked
-//! themselves, fixed ones and those that names stand for (`discovery/polled.rs`, `discovery/names.rs`).
+//! themselves (`discovery/polled.rs`): fixed ones, those that names stand for (`discovery/names.rs`) and those that a
+//! cluster lists as a Service's (`discovery/slices.rs`).
 //!
 //! A [`Discovery`] owns the latest list of workers, which it publishes on a `watch` channel; whoever holds its sender is
 //! the discovery, so tests publish lists of their own. Its task is started by `Gateway::serve` and ends with it.
 
 mod names;
 mod polled;
+mod slices;
 mod topology;
 
 use laneway_tls::Dial;
@@ -16,6 +18,8 @@ use crate::config::{DiscoveryConfig, LinkConfig};
 use crate::facts::Worker;
 
 pub use names::{DnsName, NotADnsName};
+pub(crate) use slices::Cluster;
+pub use slices::{ClusterError, NotAService, ServiceName};
 
 /// Bytes of a stream that its worker may send ahead of its reader.
 pub(crate) const STREAM_WINDOW_BYTES: u32 = 64 << 10;
@@ -59,13 +63,41 @@ pub(crate) trait Discovery: Send {
 }
 
 impl DiscoveryConfig {
-    /// The source that is configured.
-    pub(crate) fn source(self, link: LinkConfig) -> Box<dyn Discovery> {
+    /// The API server that it asks, where it asks one.
+    ///
+    /// # Errors
+    /// Nothing says where that is, or who asks.
+    pub(crate) async fn cluster(&self) -> Result<Option<Cluster>, ClusterError> {
         match self {
-            Self::EngineManager(uri) => Box::new(topology::Topology { uri, link }),
-            Self::Static(uris) => Box::new(polled::Polling::new(uris, Vec::new(), names::System, link)),
-            Self::Dns { fixed, names } => Box::new(polled::Polling::new(fixed, names, names::System, link)),
+            Self::Named { services, .. } if !services.is_empty() => {
+                Cluster::from_environment().await.map(Some)
+            }
+            _ => Ok(None),
         }
+    }
+
+    /// The source that is configured. `cluster` is [`DiscoveryConfig::cluster`].
+    pub(crate) fn source(self, cluster: Option<Cluster>, link: LinkConfig) -> Box<dyn Discovery> {
+        let (fixed, names, services) = match self {
+            Self::EngineManager(uri) => return Box::new(topology::Topology { uri, link }),
+            Self::Static(uris) => (uris, Vec::new(), Vec::new()),
+            Self::Named {
+                fixed,
+                names,
+                services,
+            } => (fixed, names, services),
+        };
+        let services = cluster.into_iter().flat_map(|cluster| {
+            let with = move |service| (cluster.clone(), service);
+            services.clone().into_iter().map(with)
+        });
+        Box::new(polled::Polling {
+            fixed,
+            names,
+            services: services.collect(),
+            resolver: std::sync::Arc::new(names::System),
+            link,
+        })
     }
 }
 

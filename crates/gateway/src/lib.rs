@@ -38,7 +38,7 @@ mod validate;
 mod voices;
 
 pub use config::{CallerConfig, Config, DiscoveryConfig, LinkConfig, StreamConfig};
-pub use discovery::{DnsName, NotADnsName};
+pub use discovery::{ClusterError, DnsName, NotADnsName, NotAService, ServiceName};
 pub use drain::Shutdown;
 pub use http::origin::Origins;
 pub use keys::{ApiKeys, KeyFileError};

@@ -20,6 +20,7 @@ use tonic_web::GrpcWebLayer;
 use crate::admission::Admission;
 use crate::api::Api;
 use crate::config::Config;
+use crate::discovery::{Cluster, ClusterError};
 use crate::drain::{Shutdown, drained};
 use crate::http::guard::guard;
 use crate::http::lanes::Lanes;
@@ -55,6 +56,9 @@ pub enum BuildError {
         /// Why.
         source: std::io::Error,
     },
+    /// Workers are a cluster's, and it cannot be asked.
+    #[error("find the cluster of a k8s:// address")]
+    Cluster(#[from] ClusterError),
 }
 
 /// Why serving ended other than by a finished drain.
@@ -74,6 +78,7 @@ pub struct Gateway {
     config: Config,
     listener: TcpListener,
     address: SocketAddr,
+    cluster: Option<Cluster>,
     readiness: watch::Sender<bool>,
 }
 
@@ -81,13 +86,14 @@ impl Config {
     /// Bind the public address. Nothing is accepted before [`Gateway::serve`].
     ///
     /// # Errors
-    /// The address cannot be bound.
+    /// The address cannot be bound; there is no cluster that could be asked for workers.
     pub async fn build(mut self) -> Result<Gateway, BuildError> {
         let bind = |source| BuildError::Bind {
             address: self.listen,
             source,
         };
         open_files::raise_limit();
+        let cluster = self.discovery.cluster().await?;
         let listener = TcpListener::bind(self.listen).await.map_err(bind)?;
         let address = listener.local_addr().map_err(bind)?;
         let at_once = NonZeroUsize::MIN.saturating_add(UTTERANCES_AT_ONCE - 1);
@@ -96,6 +102,7 @@ impl Config {
             config: self,
             listener,
             address,
+            cluster,
             readiness: watch::Sender::new(false),
         })
     }
@@ -123,7 +130,7 @@ impl Gateway {
         let (roster_sender, roster) = watch::channel(Roster::default());
         // These end with this call, however it ends.
         let spawn = |task| AbortOnDropHandle::new(task);
-        let discovery = config.discovery.source(config.link.clone());
+        let discovery = config.discovery.source(self.cluster, config.link.clone());
         let _discovery = spawn(tokio::spawn(discovery.run(workers_sender)));
         let _roster = spawn(tokio::spawn(run_roster(
             workers,

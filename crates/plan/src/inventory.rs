@@ -5,6 +5,20 @@
 pub struct DeviceInventory {
     /// Devices by name.
     pub devices: Vec<DeviceSpec>,
+    /// Who says so.
+    pub origin: Origin,
+}
+
+/// Where an inventory is from: what to do about a device that is missing depends on it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Origin {
+    /// The machine was asked.
+    #[default]
+    Machine,
+    /// The deployment's own `devices`.
+    Stated,
+    /// Whoever validates supposes it.
+    Assumed,
 }
 
 /// One device.
@@ -30,6 +44,7 @@ impl DeviceInventory {
                 sms: 0,
                 partition_granularity: 0,
             }],
+            ..Self::default()
         }
     }
 
@@ -43,7 +58,19 @@ impl DeviceInventory {
                 partition_granularity: 8,
             })
             .collect();
-        Self { devices }
+        Self {
+            devices,
+            ..Self::default()
+        }
+    }
+
+    /// The same devices, of no machine that was asked.
+    #[must_use]
+    pub fn assumed(self) -> Self {
+        Self {
+            origin: Origin::Assumed,
+            ..self
+        }
     }
 
     /// The device of that name.

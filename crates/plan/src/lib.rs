@@ -42,7 +42,7 @@ pub mod violation;
 pub mod worker_plan;
 
 pub use deployment::Deployment;
-pub use inventory::{DeviceInventory, DeviceSpec};
+pub use inventory::{DeviceInventory, DeviceSpec, Origin};
 pub use load::{Loaded, Sources, load, stray_variables};
 pub use violation::{Location, Reason, Violation, render};
 pub use worker_plan::WorkerPlan;

@@ -335,5 +335,6 @@ impl From<v1::DeviceSpec> for DeviceSpec {
 pub fn inventory(devices: Vec<v1::DeviceSpec>) -> DeviceInventory {
     DeviceInventory {
         devices: devices.into_iter().map(Into::into).collect(),
+        ..DeviceInventory::default()
     }
 }

@@ -41,6 +41,7 @@ impl Registration {
             .connect_lazy();
         let mut client = EngineManagerClient::new(channel);
         let mut drained = std::pin::pin!(drained);
+        let mut states = self.shared.states();
         loop {
             let registered = self.register(&mut client).await?;
             let pause = Duration::from_millis(u64::from(registered.heartbeat_interval_ms.max(1)));
@@ -57,6 +58,8 @@ impl Registration {
                         return Ok(());
                     }
                     () = tokio::time::sleep(pause) => {}
+                    // Gateways should hear of a drain at once.
+                    Ok(()) = states.changed() => {}
                 }
             }
         }

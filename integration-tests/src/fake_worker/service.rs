@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use futures::Stream;
 use laneway_proto::{ErrorCode, Failure, v1};
@@ -23,8 +23,13 @@ pub(super) enum Ending {
     Kill,
 }
 
-/// Who runs, by id, and how each is told to end.
-type Places = HashMap<String, watch::Sender<Option<Ending>>>;
+/// Who runs, and since when nobody else may.
+#[derive(Debug, Default)]
+struct Places {
+    /// By id, how each is told to end.
+    running: HashMap<String, watch::Sender<Option<Ending>>>,
+    draining_since: Option<Instant>,
+}
 
 /// What all calls share.
 #[derive(Debug)]
@@ -70,8 +75,14 @@ impl Shared {
         }
     }
 
+    /// Follow the state.
+    pub(super) fn states(&self) -> watch::Receiver<v1::WorkerState> {
+        self.state.subscribe()
+    }
+
     /// Take nothing new from now on.
     pub(super) fn drain(&self) {
+        self.places().draining_since.get_or_insert_with(Instant::now);
         self.state.send_replace(v1::WorkerState::Draining);
     }
 
@@ -87,29 +98,37 @@ impl Shared {
     }
 
     fn enter(self: &Arc<Self>, id: String) -> Result<Place, Failure> {
-        if self.state() != v1::WorkerState::Serving {
+        let mut places = self.places();
+        if let Some(since) = places.draining_since {
+            eprintln!("{}", refused_in_drain(since.elapsed()));
             return Err(Failure::new(ErrorCode::Draining, "the worker is draining"));
         }
-        let mut places = self.places();
-        if places.len() >= self.capacity as usize {
+        if places.running.len() >= self.capacity as usize {
             return Err(Failure::new(ErrorCode::Overloaded, "every place is taken"));
         }
-        if places.contains_key(&id) {
+        if places.running.contains_key(&id) {
             return Err(Failure::new(
                 ErrorCode::DuplicateRequest,
                 format!("{id} is running"),
             ));
         }
         let (sender, told) = watch::channel(None);
-        places.insert(id.clone(), sender);
-        drop(places);
+        places.running.insert(id.clone(), sender);
+        // Before a drain can begin, which would see that nothing runs.
         self.running.send_modify(|running| *running += 1);
+        drop(places);
         Ok(Place {
             id,
             told,
             shared: self.clone(),
         })
     }
+}
+
+/// The line that tells of a stream which came so long behind the begin of the drain: whoever runs many workers adds up
+/// how late streams still come.
+fn refused_in_drain(since: Duration) -> String {
+    format!("{{\"refused_ms_into_drain\":{}}}", since.as_millis())
 }
 
 /// A place that a stream holds until it is dropped.
@@ -131,7 +150,7 @@ impl Place {
 
 impl Drop for Place {
     fn drop(&mut self) {
-        self.shared.places().remove(&self.id);
+        self.shared.places().running.remove(&self.id);
         self.shared.running.send_modify(|running| *running -= 1);
     }
 }
@@ -176,7 +195,7 @@ impl v1::worker_server::Worker for Service {
         };
         let not_found = || Failure::new(ErrorCode::RequestNotFound, "no such request runs");
         let places = self.0.places();
-        let told = places.get(&request.request_id).ok_or_else(not_found)?;
+        let told = places.running.get(&request.request_id).ok_or_else(not_found)?;
         told.send_replace(Some(ending));
         Ok(Response::new(v1::WorkerCancelResponse {}))
     }

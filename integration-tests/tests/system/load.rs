@@ -6,7 +6,10 @@
 use std::time::Duration;
 
 use laneway_integration_tests::load::{Front, IdleCallers, Listener, Load, Measured, percentile_us};
-use laneway_proto::v1;
+use laneway_integration_tests::process::Process;
+use laneway_integration_tests::{PATIENCE, client};
+use laneway_proto::v1::worker_client::WorkerClient;
+use laneway_proto::{ErrorCode, v1};
 
 /// What a build is held to.
 struct Bounds {
@@ -161,5 +164,49 @@ async fn a_burst_of_three_times_the_capacity_is_refused_at_once_and_the_admitted
             "p99 {p99} us, and {p99_alone} us without the burst"
         );
     }
+    Ok(())
+}
+
+/// `deploy/tests/churn.py` counts on it: streams that come to a worker while it drains are told of, and how late they were.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_fake_worker_that_drains_tells_of_each_stream_that_it_refuses() -> anyhow::Result<()> {
+    let mut worker = Process::start("fake-worker", &["--chunk-ms", "50", "--first-chunk-ms", "0"])?;
+    let mut caller = WorkerClient::new(client::channel(worker.address()?));
+    let request = |id: &str, frames| v1::WorkerSynthesizeRequest {
+        request_id: id.into(),
+        max_frames: Some(frames),
+        ..Default::default()
+    };
+    let stream = caller.synthesize(request("runs", 200)).await?;
+    let drains = |line: &str| line.contains("refused_ms_into_drain").then(|| line.to_owned());
+    assert!(
+        worker.log().lines().find_map(drains).is_none(),
+        "{}",
+        worker.log()
+    );
+    worker.signal("TERM")?;
+    let refused = async {
+        loop {
+            match caller.synthesize(request("comes-late", 1)).await {
+                Ok(taken) => drop(taken),
+                Err(status) => return status,
+            }
+        }
+    };
+    let refused = tokio::time::timeout(PATIENCE, refused).await?;
+    assert_eq!(client::failure(&refused).code, ErrorCode::Draining);
+    let line = worker.wait_for_line("that it refused a stream", drains)?;
+    let told: serde_json::Value = serde_json::from_str(&line)?;
+    assert!(told["refused_ms_into_drain"].is_u64(), "{line}");
+    let mut stream = stream.into_inner();
+    let mut last = None;
+    while let Some(message) = stream.message().await? {
+        last = message.event;
+    }
+    assert!(
+        matches!(last, Some(v1::worker_synthesize_response::Event::Finished(_))),
+        "what ran was cut: {last:?}"
+    );
+    assert_eq!(worker.ended().await?.code(), Some(0));
     Ok(())
 }

@@ -8,9 +8,6 @@ use std::time::Duration;
 /// Until a lookup counts as unanswered.
 const TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Most workers behind one name. A zone that answers with more is not ours.
-pub(super) const MAX_ADDRESSES: usize = 256;
-
 /// A name in the domain name system, and the port of the workers behind it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DnsName {

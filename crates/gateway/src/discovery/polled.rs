@@ -1,9 +1,12 @@
-//! Workers that are asked for their status, at fixed addresses and at those that names stand for.
+//! Workers that are asked for their status, at fixed addresses, at those that names stand for and at those of a cluster's
+//! Services.
 //!
-//! One task asks all of them at every tick. Names are looked up again at an interval, at the same time as the asking, so
-//! that a lookup without an answer holds nothing up. While a name cannot be looked up, its last addresses stand.
+//! One task asks all of them at every tick, and whenever an address comes or goes. Names are looked up again at an interval
+//! and Services are followed, each by a task of its own, so that nobody's silence holds anything up. While a name or a Service
+//! cannot be asked, its last addresses stand.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
+use std::fmt::Display;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,7 +19,8 @@ use tokio::time::MissedTickBehavior;
 use tokio_util::task::AbortOnDropHandle;
 use tonic::transport::{Channel, Uri};
 
-use super::names::{DnsName, MAX_ADDRESSES, Resolver};
+use super::names::{DnsName, Resolver};
+use super::slices::{self, Cluster, ServiceName};
 use super::{Discovery, dialled, publish};
 use crate::config::LinkConfig;
 use crate::facts::Worker;
@@ -28,61 +32,119 @@ const MAX_MISSED: u32 = 3;
 /// Between two lookups of a name, in questions for a status.
 const TICKS_OF_LOOKUP: u32 = 6;
 
+/// Most workers behind one name or Service. Who answers with more is not ours.
+pub(super) const MAX_ENDPOINTS: usize = 256;
+
+/// An address with a worker behind it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Endpoint {
+    pub(super) address: SocketAddr,
+    /// New requests may go there, if the worker itself says so too.
+    pub(super) takes_requests: bool,
+}
+
+/// All that was found, by source.
+type AllFound = Vec<Vec<Endpoint>>;
+
+/// What one source of addresses found.
+#[derive(Debug, Clone)]
+pub(super) struct Found {
+    all: Arc<watch::Sender<AllFound>>,
+    /// The source's own place.
+    index: usize,
+}
+
+impl Found {
+    /// Of the only source.
+    #[cfg(test)]
+    pub(super) fn only(all: watch::Sender<AllFound>) -> Self {
+        let all = Arc::new(all);
+        Self { all, index: 0 }
+    }
+
+    /// From now on these are the endpoints of `name`.
+    pub(super) fn set(&self, name: &impl Display, mut endpoints: Vec<Endpoint>) {
+        if endpoints.len() > MAX_ENDPOINTS {
+            let n_endpoints = endpoints.len();
+            tracing::error!(%name, n_endpoints, "more than {MAX_ENDPOINTS} addresses: the rest is left out");
+            endpoints.truncate(MAX_ENDPOINTS);
+        }
+        self.all.send_if_modified(|all| {
+            let current = &mut all[self.index];
+            let changed = *current != endpoints;
+            if changed {
+                tracing::info!(%name, ?endpoints, "addresses changed");
+                *current = endpoints;
+            }
+            changed
+        });
+    }
+}
+
 /// Asks its workers itself.
 pub(super) struct Polling<R> {
-    fixed: Vec<Uri>,
-    names: Vec<DnsName>,
-    resolver: Arc<R>,
-    link: LinkConfig,
+    pub(super) fixed: Vec<Uri>,
+    pub(super) names: Vec<DnsName>,
+    pub(super) services: Vec<(Cluster, ServiceName)>,
+    pub(super) resolver: Arc<R>,
+    pub(super) link: LinkConfig,
 }
 
 impl<R: Resolver + 'static> Polling<R> {
-    pub(super) fn new(fixed: Vec<Uri>, names: Vec<DnsName>, resolver: R, link: LinkConfig) -> Self {
-        Self {
-            fixed,
-            names,
-            resolver: Arc::new(resolver),
-            link,
-        }
+    /// Follow every name and Service. The tasks end when they are dropped.
+    fn look(&self, every: Duration) -> (watch::Receiver<AllFound>, Vec<AbortOnDropHandle<()>>) {
+        let n_sources = self.names.len() + self.services.len();
+        let (sender, receiver) = watch::channel(vec![Vec::new(); n_sources]);
+        let all = Arc::new(sender);
+        let mut places = (0..n_sources).map(|index| Found {
+            all: all.clone(),
+            index,
+        });
+        let of_name = |(name, found): (&DnsName, Found)| {
+            let (name, resolver) = (name.clone(), self.resolver.clone());
+            tokio::spawn(async move { follow(&name, &*resolver, every, &found).await })
+        };
+        let mut tasks: Vec<_> = self.names.iter().zip(places.by_ref()).map(of_name).collect();
+        let of_service = |((cluster, service), found): (&(Cluster, ServiceName), Found)| {
+            let (cluster, service) = (cluster.clone(), service.clone());
+            tokio::spawn(async move { slices::follow(cluster, &service, &found).await })
+        };
+        tasks.extend(self.services.iter().zip(places).map(of_service));
+        (receiver, tasks.into_iter().map(AbortOnDropHandle::new).collect())
     }
 
-    /// Look every name up, again and again. The tasks end when they are dropped.
-    fn look_up(&self, every: Duration) -> Vec<(watch::Receiver<Vec<SocketAddr>>, AbortOnDropHandle<()>)> {
-        let of_name = |name: &DnsName| {
-            let (sender, receiver) = watch::channel(Vec::new());
-            let (name, resolver) = (name.clone(), self.resolver.clone());
-            let task = tokio::spawn(async move { follow(&name, &*resolver, every, sender).await });
-            (receiver, AbortOnDropHandle::new(task))
-        };
-        self.names.iter().map(of_name).collect()
+    /// Keep `all` to what there is now.
+    fn arrange(&self, all: &mut Vec<Polled>, found: &AllFound) {
+        let mut wanted: HashMap<Uri, bool> = self.fixed.iter().map(|uri| (uri.clone(), true)).collect();
+        for endpoint in found.iter().flatten() {
+            if let Some(uri) = uri(endpoint.address) {
+                // Whoever says that it ends knows more than who has not heard of it yet.
+                *wanted.entry(uri).or_insert(true) &= endpoint.takes_requests;
+            }
+        }
+        all.retain(|each| wanted.contains_key(&each.uri));
+        for (uri, takes_requests) in wanted {
+            match all.iter_mut().find(|each| each.uri == uri) {
+                Some(each) => each.takes_requests = takes_requests,
+                None => all.push(Polled::new(uri, takes_requests, &self.link)),
+            }
+        }
+        all.sort_by_cached_key(|each| each.uri.to_string());
     }
 }
 
-async fn follow(
-    name: &DnsName,
-    resolver: &impl Resolver,
-    every: Duration,
-    found: watch::Sender<Vec<SocketAddr>>,
-) {
+async fn follow(name: &DnsName, resolver: &impl Resolver, every: Duration, found: &Found) {
     let mut ticks = tokio::time::interval(every);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         ticks.tick().await;
         match resolver.addresses(name).await {
-            Ok(mut addresses) => {
-                if addresses.len() > MAX_ADDRESSES {
-                    let n_addresses = addresses.len();
-                    tracing::error!(%name, n_addresses, "a name has more than {MAX_ADDRESSES} addresses: the rest is left out");
-                    addresses.truncate(MAX_ADDRESSES);
-                }
-                found.send_if_modified(|current| {
-                    let changed = *current != addresses;
-                    if changed {
-                        tracing::info!(%name, ?addresses, "addresses of a name changed");
-                        *current = addresses;
-                    }
-                    changed
-                });
+            Ok(addresses) => {
+                let endpoint = |address| Endpoint {
+                    address,
+                    takes_requests: true,
+                };
+                found.set(name, addresses.into_iter().map(endpoint).collect());
             }
             Err(error) => tracing::warn!(%name, %error, "name not looked up: its last addresses stand"),
         }
@@ -93,27 +155,32 @@ async fn follow(
 impl<R: Resolver + 'static> Discovery for Polling<R> {
     async fn run(self: Box<Self>, workers: watch::Sender<Vec<Worker>>) {
         let every = self.link.poll_interval;
-        let lookups = self.look_up(every * TICKS_OF_LOOKUP);
+        let (mut found, tasks) = self.look(every * TICKS_OF_LOOKUP);
         let mut all: Vec<Polled> = Vec::new();
         let mut ticks = tokio::time::interval(every);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        ticks.tick().await;
         loop {
-            ticks.tick().await;
-            let looked_up = lookups
-                .iter()
-                .flat_map(|(addresses, _)| addresses.borrow().clone());
-            let looked_up: Vec<_> = looked_up.filter_map(uri).collect();
-            let wanted: HashSet<&Uri> = self.fixed.iter().chain(&looked_up).collect();
-            all.retain(|each| wanted.contains(&each.uri));
-            for uri in wanted {
-                if !all.iter().any(|each| each.uri == *uri) {
-                    all.push(Polled::new(uri.clone(), &self.link));
-                }
-            }
-            all.sort_by_cached_key(|each| each.uri.to_string());
-            let timeout = self.link.unary_timeout;
-            futures::future::join_all(all.iter_mut().map(|each| each.poll(timeout))).await;
+            self.arrange(&mut all, &found.borrow_and_update());
+            // An address that takes nothing more is told at once, however late the others answer.
             publish(&workers, known(&all));
+            let timeout = self.link.unary_timeout;
+            let asked = async {
+                futures::future::join_all(all.iter_mut().map(|each| each.poll(timeout))).await;
+                publish(&workers, known(&all));
+                ticks.tick().await;
+            };
+            // Where there is nothing to look up, nothing changes.
+            let changed = async {
+                match tasks.is_empty() {
+                    true => std::future::pending().await,
+                    false => found.changed().await,
+                }
+            };
+            tokio::select! {
+                () = asked => {}
+                changed = changed => if changed.is_err() { return },
+            }
         }
     }
 }
@@ -125,7 +192,11 @@ fn uri(address: SocketAddr) -> Option<Uri> {
 /// Workers that answer, each once: one machine may have several addresses.
 fn known(all: &[Polled]) -> Vec<Worker> {
     let mut seen = HashSet::new();
-    let workers = all.iter().filter_map(|each| each.last.clone());
+    let workers = all.iter().filter_map(|each| {
+        let worker = each.last.clone()?;
+        let serving = worker.serving && each.takes_requests;
+        Some(Worker { serving, ..worker })
+    });
     workers.filter(|worker| seen.insert(worker.id.clone())).collect()
 }
 
@@ -134,18 +205,21 @@ struct Polled {
     uri: Uri,
     client: WorkerClient<Channel>,
     dial: Dial,
+    /// As who found the address says.
+    takes_requests: bool,
     /// As the worker there last described itself.
     last: Option<Worker>,
     n_missed: u32,
 }
 
 impl Polled {
-    fn new(uri: Uri, link: &LinkConfig) -> Self {
+    fn new(uri: Uri, takes_requests: bool, link: &LinkConfig) -> Self {
         let (channel, dial) = dialled(uri.clone(), link);
         Self {
             client: WorkerClient::new(channel),
             dial,
             uri,
+            takes_requests,
             last: None,
             n_missed: 0,
         }
@@ -203,13 +277,13 @@ mod tests {
     #[tokio::test]
     async fn a_name_is_looked_up_again_and_keeps_its_addresses_while_it_cannot_be() {
         let (answers, script) = mpsc::channel(1);
-        let (sender, mut found) = watch::channel(Vec::new());
+        let (sender, mut found) = watch::channel(vec![Vec::new()]);
         let name: DnsName = "dns://worker:7071".parse().unwrap();
         tokio::spawn(async move {
             let resolver = Scripted(Mutex::new(script));
-            follow(&name, &resolver, Duration::from_millis(1), sender).await;
+            follow(&name, &resolver, Duration::from_millis(1), &Found::only(sender)).await;
         });
-        for (n_answered, n_kept) in [(1, 1), (2, 2), (0, 0), (300, MAX_ADDRESSES)] {
+        for (n_answered, n_kept) in [(1, 1), (2, 2), (0, 0), (300, MAX_ENDPOINTS)] {
             answers
                 .send(Err(io::Error::other("nobody answers")))
                 .await
@@ -221,7 +295,10 @@ mod tests {
             answers.send(Ok(addresses(n_answered))).await.unwrap();
             let changed = tokio::time::timeout(Duration::from_secs(20), found.changed());
             changed.await.expect("it is looked up again").unwrap();
-            assert_eq!(*found.borrow_and_update(), addresses(n_kept as u16));
+            let endpoints = found.borrow_and_update()[0].clone();
+            let found: Vec<_> = endpoints.iter().map(|endpoint| endpoint.address).collect();
+            assert_eq!(found, addresses(n_kept as u16));
+            assert!(endpoints.iter().all(|endpoint| endpoint.takes_requests));
         }
     }
 }

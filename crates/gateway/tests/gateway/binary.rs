@@ -8,7 +8,7 @@ use laneway_proto::v1;
 use crate::fake::{FakeWorker, MUCH_CHUNKS, Step, speaks, speaks_much};
 use crate::harness::{Call, named, narrow, soon};
 
-fn program() -> Command {
+pub(crate) fn program() -> Command {
     Command::new(env!("CARGO_BIN_EXE_laneway-gateway"))
 }
 
@@ -20,16 +20,16 @@ fn start(worker: &FakeWorker) -> (Child, String) {
 
 /// A running program with these flags too, and the addresses that it logged; the gateway's is the last.
 fn start_with(worker: &FakeWorker, flags: &[&str]) -> (Child, Vec<String>) {
+    let uri = worker.uri();
+    started(&[&["--worker", &uri], flags].concat(), &[])
+}
+
+/// A running program with these flags and variables, and the addresses that it logged; the gateway's is the last.
+pub(crate) fn started(flags: &[&str], variables: &[(&str, &str)]) -> (Child, Vec<String>) {
     let mut child = program()
-        .args([
-            "--listen",
-            "127.0.0.1:0",
-            "--log-format",
-            "json",
-            "--worker",
-            &worker.uri(),
-        ])
+        .args(["--listen", "127.0.0.1:0", "--log-format", "json"])
         .args(flags)
+        .envs(variables.iter().copied())
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
@@ -49,7 +49,7 @@ fn start_with(worker: &FakeWorker, flags: &[&str]) -> (Child, Vec<String>) {
     (child, addresses)
 }
 
-fn terminate(child: &Child) {
+pub(crate) fn terminate(child: &Child) {
     let sent = Command::new("kill")
         .args(["-TERM", &child.id().to_string()])
         .status()
@@ -57,7 +57,7 @@ fn terminate(child: &Child) {
     assert!(sent.success());
 }
 
-async fn exit_code(mut child: Child) -> Option<i32> {
+pub(crate) async fn exit_code(mut child: Child) -> Option<i32> {
     soon(tokio::task::spawn_blocking(move || child.wait().unwrap().code()))
         .await
         .unwrap()
@@ -73,11 +73,16 @@ async fn open_stream(address: &str, worker: &FakeWorker) -> tonic::Streaming<v1:
 
 /// A call of a caller with a narrow window.
 async fn begin(address: &str) -> Call {
+    begin_as(address, "mine").await
+}
+
+/// The same under another id; without one the gateway chooses.
+pub(crate) async fn begin_as(address: &str, id: &str) -> Call {
     let mut speech = v1::speech_client::SpeechClient::new(narrow(address));
     // Until it has found its worker it answers UNAVAILABLE.
     soon(async {
         loop {
-            match speech.synthesize(named("mine")).await {
+            match speech.synthesize(named(id)).await {
                 Ok(response) => return Call::of(response),
                 Err(status) => assert_eq!(status.code(), tonic::Code::Unavailable, "{status:?}"),
             }

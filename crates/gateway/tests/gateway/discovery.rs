@@ -10,9 +10,10 @@ use crate::harness::{gateway, gateway_at, request};
 async fn a_name_stands_for_the_workers_behind_its_addresses() {
     let worker = FakeWorker::start("a", speaks());
     let name = format!("dns://localhost:{}", worker.address.port());
-    let discovery = DiscoveryConfig::Dns {
+    let discovery = DiscoveryConfig::Named {
         fixed: Vec::new(),
         names: vec![name.parse().unwrap()],
+        services: Vec::new(),
     };
     let gateway = gateway_at(discovery).await;
     gateway.serving().await;

@@ -7,6 +7,7 @@
 )]
 
 mod binary;
+mod cluster;
 mod conversation;
 mod discovery;
 mod failures;

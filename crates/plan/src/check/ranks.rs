@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::groups::Group;
 use crate::deployment::{DeviceKind, RankSpec};
-use crate::inventory::{DeviceInventory, DeviceSpec};
+use crate::inventory::{DeviceInventory, DeviceSpec, Origin};
 use crate::load::Loaded;
 use crate::raw::{RawDeployment, RawMps, RawMpsMode};
 use crate::violation::{Reason, Violation};
@@ -19,7 +19,10 @@ impl Loaded {
     /// What the file says that the machine has.
     pub(super) fn inventory(&mut self, raw: &RawDeployment) -> Option<DeviceInventory> {
         let devices = raw.devices.as_ref()?;
-        let mut inventory = DeviceInventory::default();
+        let mut inventory = DeviceInventory {
+            origin: Origin::Stated,
+            ..DeviceInventory::default()
+        };
         for (i, device) in devices.iter().enumerate() {
             let index = device.name.strip_prefix("cuda:").map(str::parse::<u32>);
             let well_formed = device.name == "cpu" || matches!(index, Some(Ok(_)));
@@ -187,12 +190,24 @@ impl Loaded {
             let has_gpu = have.iter().any(|name| name.starts_with("cuda:"));
             let remedy = match have.as_slice() {
                 // Said of a whole kind: another index would be no better.
-                have if kind == DeviceKind::Cuda && have.contains(&"cpu") && !has_gpu => {
-                    "no NVIDIA GPU was found (`nvidia-smi` lists those that there are): write `device: cpu`, or run \
-                     the worker where a GPU and its driver are"
-                        .to_owned()
+                have if kind == DeviceKind::Cuda && have.contains(&"cpu") && !has_gpu => match inventory.origin {
+                    Origin::Machine => {
+                        "no NVIDIA GPU was found (`nvidia-smi` lists those that there are): write `device: cpu`, or \
+                         run the worker where a GPU and its driver are"
+                    }
+                    Origin::Stated => "there is no GPU in `devices`: write `device: cpu`, or add one, `cuda:0`",
+                    Origin::Assumed => {
+                        "the machine that --assume names has no GPU: write `device: cpu`, or assume one that has, \
+                         `--assume h200:1`"
+                    }
                 }
-                [] => "this machine has no devices".to_owned(),
+                .to_owned(),
+                [] => match inventory.origin {
+                    Origin::Machine => "this machine has no devices",
+                    Origin::Stated => "`devices` is empty: name what the machine has, or leave it out",
+                    Origin::Assumed => "the machine that --assume names has no devices: assume one or more",
+                }
+                .to_owned(),
                 have if kind == DeviceKind::Cpu && !have.contains(&"cpu") => {
                     "write `device: cuda`, or have a CPU there: `--assume cpu:<GiB>` of `validate`, `cpu` in `devices`"
                         .to_owned()

@@ -4,7 +4,7 @@ use crate::declaration::{ModelDeclaration, ResourceReport, WalkKind};
 use crate::deployment::{MpsMode, Placement, Precision, Priority};
 use crate::test_support::{TOY_YAML, node, resource, stream_edge, toy, walk};
 use crate::violation::{Location, Reason, Violation};
-use crate::{Deployment, DeviceInventory, Sources, load};
+use crate::{Deployment, DeviceInventory, Origin, Sources, load};
 
 fn check(yaml: &str, change: impl FnOnce(&mut ModelDeclaration)) -> Result<Deployment, Vec<Violation>> {
     let mut declaration = toy();
@@ -332,19 +332,29 @@ mps:
 
 #[test]
 fn a_gpu_that_is_not_there_is_refused_with_what_to_write_instead() {
-    let on = |inventory| {
-        load(&Sources::text("test.yaml", TOY_YAML))
+    let check = |more: &str, inventory: DeviceInventory, wanted: &[&str]| {
+        let violations = load(&Sources::text("test.yaml", format!("{TOY_YAML}{more}")))
             .check(Some(&toy()), Some(&inventory))
-            .unwrap_err()
+            .unwrap_err();
+        assert_eq!(violations.len(), 1, "{violations:?}");
+        assert_eq!(violations[0].reason, Reason::DeviceMissing);
+        let remedy = &violations[0].remedy;
+        for part in wanted {
+            assert!(remedy.contains(part), "{part}: {remedy}");
+        }
+        if !more.is_empty() || inventory.origin == Origin::Assumed {
+            for of_a_machine_that_was_asked in ["nvidia-smi", "this machine"] {
+                assert!(!remedy.contains(of_a_machine_that_was_asked), "{remedy}");
+            }
+        }
     };
-    let violations = on(DeviceInventory::cpu(64 << 30));
-    assert_eq!(violations.len(), 1);
-    assert_eq!(violations[0].reason, Reason::DeviceMissing);
-    assert!(
-        violations[0].remedy.contains("`device: cpu`"),
-        "{}",
-        violations[0].remedy
-    );
+    let cpu = || DeviceInventory::cpu(64 << 30);
+    check("", cpu(), &["`device: cpu`", "driver"]);
+    check("", cpu().assumed(), &["`device: cpu`", "`--assume h200:1`"]);
+    check("", DeviceInventory::default(), &["this machine has no devices"]);
+    check("", DeviceInventory::h200(0).assumed(), &["--assume"]);
+    let stated = "devices: [{ name: cpu, memory: 64GB }]\n";
+    check(stated, cpu(), &["`device: cpu`", "`devices`"]);
 }
 
 #[test]

@@ -188,6 +188,15 @@ impl Layers {
             self.locations.retain(|known, _| !known.0.starts_with(&path.0));
         }
         self.locations.insert(path.clone(), location.clone());
+        // What it is in is of the same place where nobody else has it.
+        let mut above = path.parent();
+        while let Some(path) = above.filter(|path| !path.0.is_empty()) {
+            if self.locations.contains_key(&path) || self.merged.get(&path.0).is_some() {
+                break;
+            }
+            self.locations.insert(path.clone(), location.clone());
+            above = path.parent();
+        }
         match value {
             Tree::Map(map) => map
                 .iter()

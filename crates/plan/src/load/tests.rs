@@ -186,6 +186,13 @@ fn a_violation_names_the_layer_that_it_came_from() {
             "environment LANEWAY__NODE_GROUPS__999999999__LANE",
             "",
         ),
+        (with_flag("a.b=1"), UnknownKey, "flag --set a.b", "the keys are"),
+        (
+            with_environment("LANEWAY__A__B__C", "1"),
+            UnknownKey,
+            "environment LANEWAY__A__B__C",
+            "the keys are",
+        ),
         (
             with_flag("limits.max_rows=many"),
             InvalidValue,
