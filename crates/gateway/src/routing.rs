@@ -7,6 +7,7 @@
 //! gone; while it does not answer it takes no requests.
 
 mod choice;
+mod others;
 mod outlier;
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -24,6 +25,7 @@ use crate::config::LinkConfig;
 use crate::discovery::channel;
 use crate::facts::{Load, ModelFacts, Worker};
 use choice::{Candidate, choose};
+use others::Others;
 use outlier::Outlier;
 
 /// When trying again makes sense for a caller who found every worker full.
@@ -37,6 +39,8 @@ pub(crate) struct Link {
     pub(crate) client: WorkerClient<Channel>,
     /// Requests that this gateway has there.
     in_flight: AtomicU32,
+    /// Requests that others have there.
+    others: Mutex<Others>,
     /// A probe runs.
     suspected: AtomicBool,
     /// A probe found that it does not answer.
@@ -247,12 +251,10 @@ fn is_full(place: &Place) -> bool {
     place.load.capacity > 0 && place.link.in_flight.load(Ordering::Relaxed) >= places
 }
 
-/// The report may be old, and our own count misses what other gateways sent: the larger one is nearer.
+/// Our own, and about what others sent there.
 fn requests(place: &Place) -> u32 {
-    place
-        .load
-        .requests
-        .max(place.link.in_flight.load(Ordering::Relaxed))
+    let own = place.link.in_flight.load(Ordering::Relaxed);
+    own.saturating_add(place.link.others.lock().requests())
 }
 
 /// Of all together; 1 where there is nobody, so that whoever balances goes elsewhere.
@@ -279,6 +281,10 @@ pub(crate) async fn run_roster(
         let mut places = Vec::new();
         for (worker, link) in discovered.into_iter().zip(&links) {
             let lost = link.lost.load(Ordering::Relaxed);
+            let own = link.in_flight.load(Ordering::Relaxed);
+            link.others
+                .lock()
+                .reported(worker.load.requests, own, Instant::now());
             match worker.model {
                 Some(model) if worker.serving && !lost => {
                     places.push(Place {
@@ -318,6 +324,7 @@ fn links_for(
                 address: worker.address.clone(),
                 client: WorkerClient::new(channel(worker.address.clone(), config)),
                 in_flight: AtomicU32::new(0),
+                others: Mutex::default(),
                 suspected: AtomicBool::new(false),
                 lost: AtomicBool::new(false),
                 outlier: Mutex::default(),
