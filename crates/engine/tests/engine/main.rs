@@ -6,3 +6,4 @@ mod behaviour;
 mod invariants;
 mod random;
 mod support;
+mod windows;

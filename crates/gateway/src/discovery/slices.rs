@@ -80,12 +80,12 @@ impl FromStr for ServiceName {
             Err(_) if port.chars().any(|c| c.is_ascii_lowercase()) => Port::Name(port.to_owned()),
             Err(_) => return Err(NotAService),
         };
-        let names = [namespace, service].into_iter();
+        let mut names = [namespace, service].into_iter();
         let named = match &port {
             Port::Name(name) => is_name(name),
             Port::Number(_) => true,
         };
-        if !named || !names.map(is_name).all(std::convert::identity) {
+        if !named || !names.all(is_name) {
             return Err(NotAService);
         }
         Ok(Self {
