@@ -29,9 +29,10 @@ impl Ready {
     }
 
     /// On a lane: whether it may wait for more rows while the chain makes some, of which it made `since` steps meanwhile.
-    /// The lane is idle, so what somebody waits for runs at once.
+    /// The lane is idle, so what somebody waits for runs at once, and so does what other walks of the lane went before.
     pub(crate) fn may_wait(&self, since: u64) -> bool {
-        self.kind == WalkKind::Stream && !self.urgent && !self.presses && since < u64::from(GATHER_WINDOWS)
+        let waited = since + u64::from(self.passed_over);
+        self.kind == WalkKind::Stream && !self.urgent && !self.presses && waited < u64::from(GATHER_WINDOWS)
     }
 }
 
@@ -42,7 +43,7 @@ const DECODE_PATIENCE: u32 = 2;
 /// behind them: a step of one row costs nearly what a step of several does.
 const GATHER: u32 = 3;
 /// Windows that nobody waits for gather longer: about as long as a stream takes to fill one, so that most streams have one.
-const GATHER_WINDOWS: u32 = 8;
+pub(crate) const GATHER_WINDOWS: u32 = 8;
 /// Any other walk waits at most this much longer than it may gather, plus its turn among those that waited as long.
 const PATIENCE: u32 = 1;
 
@@ -173,6 +174,19 @@ mod tests {
         let turns = Turns::new(KINDS.len());
         let window = ready(2, false, &turns);
         assert!(window.may_wait(0) && window.may_wait(7) && !window.may_wait(8));
+        let passed_over = 5;
+        assert!(
+            Ready {
+                passed_over,
+                ..window
+            }
+            .may_wait(2)
+                && !Ready {
+                    passed_over,
+                    ..window
+                }
+                .may_wait(3)
+        );
         assert!(
             !Ready {
                 urgent: true,

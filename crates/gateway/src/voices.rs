@@ -168,7 +168,7 @@ impl Voices {
             .map_or(0, |since| since.as_secs());
         let voice = Arc::new(Registered::new(registration, created_at));
         if let Some(there) = same_name {
-            if there.id == voice.id {
+            if there.id == voice.id && there.is_for(&voice.owner) {
                 return Ok(there);
             }
             let remedy = match there.is_for(&voice.owner) {

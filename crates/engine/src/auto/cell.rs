@@ -203,9 +203,10 @@ impl Cell {
             ON_CHAIN => chain + node,
             _ => chain.max(node),
         };
-        // As many end as begin, in the time that a frame of all takes. Told from the node's steps rather than counted: the
+        // As many end as begin, for each loop step, of which a frame of all takes more than one where not all advance. Told from the node's steps rather than counted: the
         // arm that was in force before leaves more or fewer of them behind than this one will have.
-        let waiting = self.begins.value / cost.max(1e-9) * ENDS_WAIT * estimate.node_step.value;
+        let ends = self.begins.value / estimate.advance.value.max(1e-3) / cost.max(1e-9);
+        let waiting = ends * ENDS_WAIT * estimate.node_step.value;
         Some(cost * (1.0 + waiting / wanting.max(1.0)))
     }
 

@@ -12,7 +12,9 @@ use crate::lane::{Order, Outcome, Report};
 use crate::node::{RowError, Stage};
 use crate::output::{Failure, FailureKind};
 use crate::phase::Phase;
+use crate::scheduler::GATHER_WINDOWS;
 use crate::step::{Job, Row};
+use crate::topology::CHAIN;
 
 impl Core {
     /// Give an idle lane its next step.
@@ -74,6 +76,11 @@ impl Core {
                 seq: self.lanes[lane].seq,
                 event: event.clone(),
             });
+        }
+        if !left_over.is_empty() {
+            // They have gathered already.
+            let chain = self.lanes[CHAIN].seq;
+            self.lanes[lane].gathers_since = Some(chain.saturating_sub(u64::from(GATHER_WINDOWS)));
         }
         for row in left_over.into_iter().rev() {
             self.put_back(walk, row);

@@ -28,29 +28,30 @@ impl Core {
                 self.find_ready(walk);
             }
         }
-        let chosen = choose(&self.ready)?;
-        if lane != CHAIN && self.gathers(lane, chosen) {
+        let Some(chosen) = choose(&self.ready) else {
+            self.lanes[lane].gathers_since = None;
+            return None;
+        };
+        if lane != CHAIN && self.gathers(lane) {
             return None;
         }
         let mut places = std::mem::take(&mut self.candidates[chosen]);
         let left_over = self.cut(chosen, &mut places);
+        if !left_over {
+            self.lanes[lane].gathers_since = None;
+        }
         self.lanes[lane].turns.took(chosen, &self.ready, left_over);
         let rows = places.iter().map(|&place| self.begin(chosen, place)).collect();
         self.candidates[chosen] = places;
         Some((chosen, rows))
     }
 
-    /// Whether an idle lane leaves `chosen` for later. Whatever the chain has in flight lands, and the lane is asked again.
-    fn gathers(&mut self, lane: usize, chosen: usize) -> bool {
+    /// Whether an idle lane leaves what is ready for later. Whatever the chain has in flight lands, and the lane is asked
+    /// again. Windows that a step left behind have gathered: they go on from when those of that step began to.
+    fn gathers(&mut self, lane: usize) -> bool {
         let chain = self.lanes[CHAIN].seq;
-        let since = *self.lanes[lane].gathers_since.get_or_insert(chain);
-        let mut ready = self.ready.iter();
-        let waits = self.chain.makes_items(&self.topology)
-            && ready.any(|walk| walk.walk == chosen && walk.may_wait(chain - since));
-        if !waits {
-            self.lanes[lane].gathers_since = None;
-        }
-        waits
+        let since = chain - *self.lanes[lane].gathers_since.get_or_insert(chain);
+        self.chain.makes_items(&self.topology) && self.ready.iter().all(|walk| walk.may_wait(since))
     }
 
     /// Collect the rows of `walk` that could run.

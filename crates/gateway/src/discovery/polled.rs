@@ -166,7 +166,9 @@ impl<R: Resolver + 'static> Discovery for Polling<R> {
             publish(&workers, known(&all));
             let timeout = self.link.unary_timeout;
             let asked = async {
-                futures::future::join_all(all.iter_mut().map(|each| each.poll(timeout))).await;
+                // Of who is not ready and was never heard of, nothing is to be known: a pod that loads, or a lost node's.
+                let asked = all.iter_mut().filter(|each| each.is_asked());
+                futures::future::join_all(asked.map(|each| each.poll(timeout))).await;
                 publish(&workers, known(&all));
                 ticks.tick().await;
             };
@@ -223,6 +225,11 @@ impl Polled {
             last: None,
             n_missed: 0,
         }
+    }
+
+    /// Whether there is anything to hear there: it is ready, or was heard of and ends.
+    fn is_asked(&self) -> bool {
+        self.takes_requests || self.last.is_some()
     }
 
     /// Ask for its status, and keep what it said last through a few questions without an answer.

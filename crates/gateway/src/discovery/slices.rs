@@ -140,7 +140,7 @@ impl fmt::Debug for Cluster {
 impl Cluster {
     /// That of the pod this runs in, or of the file that `KUBECONFIG` names.
     pub(crate) async fn from_environment() -> Result<Self, ClusterError> {
-        let config = match std::env::var_os(KUBECONFIG) {
+        let mut config = match std::env::var_os(KUBECONFIG) {
             Some(_) => {
                 let options = KubeConfigOptions::default();
                 kube::Config::from_kubeconfig(&options)
@@ -149,6 +149,8 @@ impl Cluster {
             }
             None => kube::Config::incluster().map_err(ClusterError::NotInACluster)?,
         };
+        // A watch says something or ends after its seconds; a list and the start of a watch have no other deadline.
+        config.read_timeout = Some(Duration::from_secs(u64::from(WATCH_SECONDS) + 5));
         kube::Client::try_from(config)
             .map(Self)
             .map_err(ClusterError::Client)

@@ -28,14 +28,15 @@ impl Others {
             Some((last, at)) if last == requests && now.duration_since(at) < AGAIN_AFTER => return,
             Some(_) => self.mean += (seen - self.mean) * WEIGHT,
         }
+        // Others have no more than all.
+        self.mean = self.mean.min(f64::from(requests));
         self.last = Some((requests, now));
     }
 
-    /// About so many, and no more than are reported of all.
+    /// About so many.
     pub(super) fn requests(&self) -> u32 {
         // Saturates at zero: negative where more of ours have come than gone.
-        let mean = self.mean.round() as u32;
-        self.last.map_or(0, |(reported, _)| mean.min(reported))
+        self.mean.round() as u32
     }
 }
 
