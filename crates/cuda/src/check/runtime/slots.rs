@@ -85,7 +85,8 @@ pub(super) fn reused(kit: &Kit) -> Outcome {
             .map_err(|_| "the owners' thread panicked".to_owned())?;
         owning.and(freeing)
     })?;
-    kit.wait(&*lane)?;
+    let landed = lane.record().map_err(text)?;
+    kit.stream.wait(&landed).map_err(text)?;
     // A zero that comes late takes steps from an owner; one that does not come leaves it those of the owner before.
     kit.holds(&found.view(), (OWNERS / SLOTS * STEPS) as f32)
 }
